@@ -1,0 +1,1 @@
+"""Frozen data, protocols, errors and settings that pass between rooms. Standard library only."""

@@ -1,0 +1,109 @@
+"""What goes where: cards, stages, and the bytes of everything.
+
+One accounting serves planner, loader, server and rehearsal. A term's ``quality`` says how far to trust it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+Quality = Literal["exact", "estimated", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One device that can hold stages. ``cpu`` cards are virtual: a worker with a byte budget of its own."""
+
+    kind: Literal["cpu", "cuda"]
+    index: int
+    budget_bytes: int
+    """What Tandem may use of it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """What one layer keeps: bytes per token (paged, padded to ``page_tokens``) and per sequence (a slot)."""
+
+    bytes_per_token: float
+    bytes_per_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFootprint:
+    """The resident bytes of a model, part by part, before anything is placed. Built torch-free from headers."""
+
+    architecture: str
+    layer_weight_bytes: tuple[int, ...]
+    """Per layer, as they will lie in memory (not in the file)."""
+    embedding_bytes: int
+    head_bytes: int
+    """Final norm and LM head; 0 for a head that is tied to the embedding and shares its memory."""
+    tied_head: bool
+    """The head reads the embedding table: a stage with the head but not the embedding needs a copy."""
+    layer_cache: tuple[CacheSpec, ...]
+    residual_bytes_per_token: int
+    """What travels between stages."""
+    workspace_bytes: int
+    """Scratch of one stage for one prefill chunk."""
+    native_context_tokens: int
+    """The longest context the model was made for."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_weight_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTerm:
+    """One line of a card's accounting."""
+
+    card: str
+    name: str
+    """weights, embedding, head, kv_pages, states, workspace, transfer, runtime …"""
+    bytes: int
+    quality: Quality = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Layers [first_layer, end_layer) on one card."""
+
+    card: Card
+    first_layer: int
+    end_layer: int
+    has_embedding: bool
+    has_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A complete placement; the loader follows it and never probes by failing."""
+
+    stages: tuple[StagePlan, ...]
+    page_tokens: int
+    chunk_tokens: int
+    total_pages: int
+    max_slots: int
+    context_tokens: int
+    terms: tuple[MemoryTerm, ...]
+
+    def card_bytes(self, card: str) -> int:
+        """Bytes planned on one card, all terms together."""
+        return sum(term.bytes for term in self.terms if term.card == card)
+
+
+def format_bytes(count: float) -> str:
+    """Human-readable binary size: ``format_bytes(3 * GIB) == '3.00 GiB'``."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(count) >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,76 @@
+"""The only place that reads the environment.
+
+Every variable has one typed accessor. ``0``, ``false``, ``no``, ``off`` and the empty string switch a flag
+off; a value that cannot be read is an error that names the variable, never a silent default.
+
+Precedence everywhere: built-in default < recipe < profile < settings file < environment < flag.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.core.errors import SettingsError
+
+_FALSE = {"", "0", "false", "no", "off"}
+_TRUE = {"1", "true", "yes", "on"}
+
+
+def parse_flag(name: str, text: str) -> bool:
+    """Read a boolean variable; raises SettingsError for anything but yes/no words."""
+    word = text.strip().lower()
+    if word in _FALSE:
+        return False
+    if word in _TRUE:
+        return True
+    raise SettingsError(f"{name} must be a yes/no value", found=repr(text), remedy=f"{name}=1 or {name}=0")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What Tandem takes from the process environment, read once at the start of a command."""
+
+    cache_dir: Path
+    """Downloads and compiled kernels (``TANDEM_CACHE_DIR``, else ``$XDG_CACHE_HOME/tandem``)."""
+    data_dir: Path
+    """The user's recipes and records (``TANDEM_DATA_DIR``, else ``$XDG_DATA_HOME/tandem``)."""
+    api_keys: tuple[str, ...]
+    """Accepted API keys (``TANDEM_API_KEY``, comma separated); not in a flag, so ``ps`` shows none."""
+    offline: bool
+    """Never touch the network (``TANDEM_OFFLINE``, or ``HF_HUB_OFFLINE``)."""
+    log_level: str
+    """``TANDEM_LOG_LEVEL``: debug, info, warning or error."""
+    package_index: str | None
+    """Base of the simple package index the demo model's wheel comes from
+    (``PIP_INDEX_URL``/``UV_INDEX_URL``, else pip's own configuration, else the public index)."""
+
+
+def read_environment(environ: dict[str, str] | None = None) -> Environment:
+    """Read and check all variables; ``environ`` replaces the process environment in tests."""
+    env = dict(os.environ) if environ is None else environ
+    home = Path(env.get("HOME") or Path.home())
+    cache = env.get("TANDEM_CACHE_DIR") or str(Path(env.get("XDG_CACHE_HOME") or home / ".cache") / "tandem")
+    data = env.get("TANDEM_DATA_DIR") or str(
+        Path(env.get("XDG_DATA_HOME") or home / ".local/share") / "tandem"
+    )
+    level = env.get("TANDEM_LOG_LEVEL", "info").lower()
+    if level not in {"debug", "info", "warning", "error"}:
+        raise SettingsError(
+            "TANDEM_LOG_LEVEL must be debug, info, warning or error",
+            found=level,
+            remedy="TANDEM_LOG_LEVEL=info",
+        )
+    offline = parse_flag("TANDEM_OFFLINE", env.get("TANDEM_OFFLINE", "")) or parse_flag(
+        "HF_HUB_OFFLINE", env.get("HF_HUB_OFFLINE", "")
+    )
+    keys = tuple(key.strip() for key in env.get("TANDEM_API_KEY", "").split(",") if key.strip())
+    return Environment(
+        cache_dir=Path(env.get("TANDEM_CACHE_DIR") or cache_home / "tandem").expanduser(),
+        data_dir=Path(env.get("TANDEM_DATA_DIR") or data_home / "tandem").expanduser(),
+        api_keys=keys,
+        offline=offline,
+        log_level=level,
+        package_index=env.get("PIP_INDEX_URL") or env.get("UV_INDEX_URL") or None,
+    )
