@@ -39,7 +39,7 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelFootprint:
-    """The resident bytes of a model, part by part, before anything is placed. Built torch-free from headers."""
+    """The resident bytes of a model, part by part, before it is placed. Built torch-free from headers."""
 
     architecture: str
     layer_weight_bytes: tuple[int, ...]

@@ -14,7 +14,7 @@ class TokenConstraint(Protocol):
     """A grammar's state for one sequence: text builds it, sampling applies it."""
 
     def token_mask(self) -> bytes | None:
-        """Bitmask over the vocabulary: token i is allowed if bit i%8 of byte i//8 is set. None = all allowed."""
+        """Token i is allowed if bit i%8 of byte i//8 is set. None = all are allowed."""
         ...
 
     def accept(self, token_id: int) -> None:
@@ -68,7 +68,7 @@ class RequestScheduler(Protocol):
     def start(self) -> None: ...
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
-        """Queue a request. Raises QueueFullError, ContextLengthError or NotReadyError (after a fault or stop)."""
+        """Queue a request. Raises QueueFullError, ContextLengthError, NotReadyError (fault, stop)."""
         ...
 
     def cancel(self, request_id: str) -> None:

@@ -51,10 +51,8 @@ def read_environment(environ: dict[str, str] | None = None) -> Environment:
     """Read and check all variables; ``environ`` replaces the process environment in tests."""
     env = dict(os.environ) if environ is None else environ
     home = Path(env.get("HOME") or Path.home())
-    cache = env.get("TANDEM_CACHE_DIR") or str(Path(env.get("XDG_CACHE_HOME") or home / ".cache") / "tandem")
-    data = env.get("TANDEM_DATA_DIR") or str(
-        Path(env.get("XDG_DATA_HOME") or home / ".local/share") / "tandem"
-    )
+    cache_home = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
+    data_home = Path(env.get("XDG_DATA_HOME") or home / ".local" / "share")
     level = env.get("TANDEM_LOG_LEVEL", "info").lower()
     if level not in {"debug", "info", "warning", "error"}:
         raise SettingsError(

@@ -1,0 +1,1 @@
+"""Strings and token ids: tokenizer, templates, detokenizer, stops, grammar, reasoning and tool formats."""

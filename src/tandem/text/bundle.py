@@ -1,0 +1,1 @@
+"""The text side of one model, built once."""
