@@ -1,0 +1,220 @@
+"""Placement: which layers on which card, and whether they fit.
+
+A card's bytes are the sum of its terms (DESIGN §7)::
+
+    weights of its layers + embedding? + head? + pages · bytes per token of its layers
+        + slots · state bytes of its layers + workspace of one chunk + transfer buffers + runtime
+
+Layers stay in order, so a placement is a list of cuts. The best one leaves the tightest card the most room;
+it is found exactly, by dynamic programming over (card, first layer not yet placed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tandem.core.errors import BudgetError, SettingsError
+from tandem.core.plan import Card, MemoryTerm, ModelFootprint, Plan, StagePlan, format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What the user asked for. ``None`` leaves a choice to the planner."""
+
+    context_tokens: int | None = None
+    """Longest sequence; default the model's own context, or less if only less fits."""
+    pool_tokens: int | None = None
+    """Tokens all sequences share; default one full context."""
+    max_slots: int = 8
+    page_tokens: int = 64
+    chunk_tokens: int = 128
+    split: tuple[int, ...] | None = None
+    """Layers per card, as the user wants them."""
+    runtime_bytes: int = 0
+    """Per card: driver context, allocator slack, code."""
+    transfer_buffers: int = 2
+    """Chunks of residual streams buffered at a stage's entrance."""
+    embedding_on_host: bool = False
+
+
+def place(footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanRequest) -> Plan:
+    """The plan that leaves most room on the tightest card.
+
+    Raises BudgetError when it does not fit (naming the card that is short, by how much, and what would
+    help) and SettingsError for a split that does not match the model.
+    """
+    if not cards:
+        raise SettingsError("No cards were given", remedy="--cards cpu:1")
+    if len(cards) > footprint.num_layers:
+        raise SettingsError(
+            f"{len(cards)} cards were asked for",
+            found=f"a model of {footprint.num_layers} layers",
+            remedy=f"--cards with at most {footprint.num_layers}",
+        )
+    context = request.context_tokens or footprint.native_context_tokens
+    if context > footprint.native_context_tokens:
+        raise SettingsError(
+            f"A context of {context:,} tokens was asked for",
+            found=f"a model made for {footprint.native_context_tokens:,}",
+            remedy=f"--context {footprint.native_context_tokens}",
+        )
+    if request.context_tokens is None:
+        largest = max_context_tokens(footprint, cards, request)
+        if largest >= request.chunk_tokens:
+            context = min(context, largest)
+    plan = _plan_for(footprint, cards, request, context)
+    _refuse_if_short(footprint, plan, cards, request)
+    return plan
+
+
+def max_context_tokens(footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanRequest) -> int:
+    """The longest context that fits, a multiple of the chunk size or the model's own; 0 if none does."""
+    chunk = request.chunk_tokens
+    low, high = 0, -(-footprint.native_context_tokens // chunk)
+    while low < high:
+        middle = (low + high + 1) // 2
+        plan = _plan_for(footprint, cards, request, middle * chunk)
+        if _shortfall(plan, cards) is None:
+            low = middle
+        else:
+            high = middle - 1
+    return min(low * chunk, footprint.native_context_tokens)
+
+
+def _plan_for(
+    footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanRequest, context_tokens: int
+) -> Plan:
+    """The best placement at one context length, whether it fits or not."""
+    pool_tokens = max(request.pool_tokens or context_tokens, context_tokens)
+    # A short last chunk is padded, so a sequence's pages are whole chunks.
+    pages = -(-pool_tokens // request.chunk_tokens) * (request.chunk_tokens // request.page_tokens)
+    cuts = _manual_cuts(footprint, cards, request) or _best_cuts(footprint, cards, request, pages)
+    stages = tuple(
+        StagePlan(card, cuts[i], cuts[i + 1], has_embedding=i == 0, has_head=i == len(cards) - 1)
+        for i, card in enumerate(cards)
+    )
+    terms = tuple(
+        term
+        for stage in stages
+        for term in stage_terms(footprint, stage, request, pages, num_cards=len(cards))
+    )
+    return Plan(
+        stages=stages,
+        page_tokens=request.page_tokens,
+        chunk_tokens=request.chunk_tokens,
+        total_pages=pages,
+        max_slots=request.max_slots,
+        context_tokens=context_tokens,
+        terms=terms,
+    )
+
+
+def stage_terms(
+    footprint: ModelFootprint, stage: StagePlan, request: PlanRequest, pages: int, *, num_cards: int
+) -> list[MemoryTerm]:
+    """Every term of one stage's card."""
+    layers = range(stage.first_layer, stage.end_layer)
+    name = stage.card.name
+    tokens = pages * request.page_tokens
+    weights = sum(footprint.layer_weight_bytes[i] for i in layers)
+    kv = sum(footprint.layer_cache[i].bytes_per_token for i in layers) * tokens
+    states = sum(footprint.layer_cache[i].bytes_per_sequence for i in layers) * request.max_slots
+    terms = [MemoryTerm(name, "weights", weights), MemoryTerm(name, "kv_pages", round(kv))]
+    if states:
+        terms.append(MemoryTerm(name, "states", states))
+    needs_table = stage.has_embedding or (stage.has_head and footprint.tied_head)
+    if needs_table and not (request.embedding_on_host and not stage.has_head):
+        terms.append(MemoryTerm(name, "embedding", footprint.embedding_bytes))
+    if stage.has_head:
+        terms.append(MemoryTerm(name, "head", footprint.head_bytes))
+    terms.append(MemoryTerm(name, "workspace", footprint.workspace_bytes, "estimated"))
+    if num_cards > 1:
+        chunk_bytes = footprint.residual_bytes_per_token * request.chunk_tokens
+        terms.append(MemoryTerm(name, "transfer", chunk_bytes * request.transfer_buffers))
+    if request.runtime_bytes:
+        terms.append(MemoryTerm(name, "runtime", request.runtime_bytes, "estimated"))
+    return [term for term in terms if term.bytes]
+
+
+def _manual_cuts(
+    footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanRequest
+) -> list[int] | None:
+    if request.split is None:
+        return None
+    split = request.split
+    if len(split) != len(cards) or sum(split) != footprint.num_layers or min(split) < 1:
+        raise SettingsError(
+            f"--split {','.join(map(str, split))}",
+            found=f"{len(cards)} card(s) and {footprint.num_layers} layers",
+            remedy="one number of layers (at least 1) for each card, adding up to all layers",
+        )
+    cuts = [0]
+    for layers in split:
+        cuts.append(cuts[-1] + layers)
+    return cuts
+
+
+def _best_cuts(
+    footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanRequest, pages: int
+) -> list[int]:
+    """Cuts that maximise the smallest share of room left on any card."""
+    num_layers, num_cards = footprint.num_layers, len(cards)
+
+    def room(card_index: int, first: int, end: int) -> float:
+        stage = StagePlan(
+            cards[card_index], first, end, has_embedding=card_index == 0, has_head=card_index == num_cards - 1
+        )
+        used = sum(t.bytes for t in stage_terms(footprint, stage, request, pages, num_cards=num_cards))
+        budget = max(cards[card_index].budget_bytes, 1)
+        return (budget - used) / budget
+
+    # best[first] = (smallest room over the cards from this one on, end of this card's layers)
+    best: list[list[tuple[float, int]]] = [[] for _ in range(num_cards)]
+    for card in reversed(range(num_cards)):
+        cards_after = num_cards - card - 1
+        row: list[tuple[float, int]] = []
+        for first in range(num_layers + 1):
+            options = [(float("-inf"), num_layers)]
+            if card == num_cards - 1:
+                if first < num_layers:
+                    options.append((room(card, first, num_layers), num_layers))
+            else:
+                options.extend(
+                    (min(room(card, first, end), best[card + 1][end][0]), end)
+                    for end in range(first + 1, num_layers - cards_after + 1)
+                )
+            row.append(max(options))
+        best[card] = row
+    cuts = [0]
+    for card in range(num_cards):
+        cuts.append(best[card][cuts[-1]][1])
+    return cuts
+
+
+def _shortfall(plan: Plan, cards: tuple[Card, ...]) -> tuple[Card, int] | None:
+    """The card that is short of most bytes, and by how many."""
+    worst = max(cards, key=lambda card: plan.card_bytes(card.name) - card.budget_bytes)
+    missing = plan.card_bytes(worst.name) - worst.budget_bytes
+    return (worst, missing) if missing > 0 else None
+
+
+def _refuse_if_short(
+    footprint: ModelFootprint, plan: Plan, cards: tuple[Card, ...], request: PlanRequest
+) -> None:
+    short = _shortfall(plan, cards)
+    if short is None:
+        return
+    card, missing = short
+    terms = sorted((t for t in plan.terms if t.card == card.name), key=lambda t: -t.bytes)
+    parts = ", ".join(f"{t.name} {format_bytes(t.bytes)}" for t in terms[:4])
+    largest = max_context_tokens(footprint, cards, replace(request, pool_tokens=None))
+    if largest >= request.chunk_tokens:
+        remedy = f"--context {largest}, the largest that fits"
+    else:
+        remedy = f"more or larger cards: even the shortest context lacks {format_bytes(missing)} here"
+    raise BudgetError(
+        f"{format_bytes(plan.card_bytes(card.name))} are needed on {card.name} "
+        f"for a context of {plan.context_tokens:,} tokens ({parts})",
+        found=f"a budget of {format_bytes(card.budget_bytes)}, {format_bytes(missing)} short",
+        remedy=remedy,
+    )
