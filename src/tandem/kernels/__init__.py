@@ -1,0 +1,1 @@
+"""Operators: one folder each, reference.py (plain torch) is the specification."""

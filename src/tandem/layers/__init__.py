@@ -1,0 +1,1 @@
+"""Building blocks of models: linear, norm, attention, MLP, embedding."""

@@ -1,0 +1,1 @@
+"""Weight formats: how a checkpoint's tensor becomes a linear operator."""
