@@ -15,8 +15,6 @@ from pathlib import Path
 from tandem.core.errors import SettingsError
 from tandem.core.pip_config import PackageIndex, read_package_index
 
-DEFAULT_HUB_ENDPOINT = "https://huggingface.co"
-
 _FALSE = {"", "0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
 
@@ -50,8 +48,8 @@ class Environment:
     (``PIP_INDEX_URL``/``UV_INDEX_URL``, else pip's own configuration, else the public index)."""
     hub_cache_dir: Path
     """Models of the hub, shared with its other tools (``HF_HUB_CACHE``, else ``$HF_HOME/hub``)."""
-    hub_endpoint: str
-    """The hub's address (``HF_ENDPOINT``)."""
+    hub_endpoint: str | None
+    """A mirror to use in place of the public hub (``HF_ENDPOINT``)."""
 
 
 def read_environment(environ: dict[str, str] | None = None) -> Environment:
@@ -80,5 +78,5 @@ def read_environment(environ: dict[str, str] | None = None) -> Environment:
         log_level=level,
         package_index=read_package_index(env, home),
         hub_cache_dir=Path(env.get("HF_HUB_CACHE") or hub_home / "hub").expanduser(),
-        hub_endpoint=(env.get("HF_ENDPOINT") or DEFAULT_HUB_ENDPOINT).rstrip("/"),
+        hub_endpoint=env.get("HF_ENDPOINT", "").rstrip("/") or None,
     )
