@@ -102,7 +102,7 @@ def test_an_unknown_format_is_named():
 
 
 def test_a_missing_field_is_named_and_nothing_is_defaulted():
-    with pytest.raises(ModelUnsupportedError, match="config.json needs"):
+    with pytest.raises(ModelUnsupportedError, match=r"needs 'layer_types'"):
         geometry_from_config({"hidden_size": 4096})
 
 

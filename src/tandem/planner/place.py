@@ -35,6 +35,8 @@ class PlanRequest:
     transfer_buffers: int = 2
     """Chunks of residual streams buffered at a stage's entrance."""
     embedding_on_host: bool = False
+    drafter_bytes: int = 0
+    """On the card of the head, whose logits the drafter shares."""
 
 
 def place(footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanRequest) -> Plan:
@@ -43,14 +45,7 @@ def place(footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanReque
     Raises BudgetError when it does not fit (naming the card that is short, by how much, and what would
     help) and SettingsError for a split that does not match the model.
     """
-    if not cards:
-        raise SettingsError("No cards were given", remedy="--cards cpu:1")
-    if len(cards) > footprint.num_layers:
-        raise SettingsError(
-            f"{len(cards)} cards were asked for",
-            found=f"a model of {footprint.num_layers} layers",
-            remedy=f"--cards with at most {footprint.num_layers}",
-        )
+    _check_cards(footprint, cards)
     context = request.context_tokens or footprint.native_context_tokens
     if context > footprint.native_context_tokens:
         raise SettingsError(
@@ -62,7 +57,7 @@ def place(footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanReque
         largest = max_context_tokens(footprint, cards, request)
         if largest >= request.chunk_tokens:
             context = min(context, largest)
-    plan = _plan_for(footprint, cards, request, context)
+    plan = best_effort_plan(footprint, cards, request, context)
     _refuse_if_short(footprint, plan, cards, request)
     return plan
 
@@ -73,7 +68,7 @@ def max_context_tokens(footprint: ModelFootprint, cards: tuple[Card, ...], reque
     low, high = 0, -(-footprint.native_context_tokens // chunk)
     while low < high:
         middle = (low + high + 1) // 2
-        plan = _plan_for(footprint, cards, request, middle * chunk)
+        plan = best_effort_plan(footprint, cards, request, middle * chunk)
         if _shortfall(plan, cards) is None:
             low = middle
         else:
@@ -81,10 +76,11 @@ def max_context_tokens(footprint: ModelFootprint, cards: tuple[Card, ...], reque
     return min(low * chunk, footprint.native_context_tokens)
 
 
-def _plan_for(
+def best_effort_plan(
     footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanRequest, context_tokens: int
 ) -> Plan:
-    """The best placement at one context length, whether it fits or not."""
+    """The best placement at one context length, whether it fits or not. Raises SettingsError."""
+    _check_cards(footprint, cards)
     pool_tokens = max(request.pool_tokens or context_tokens, context_tokens)
     # A short last chunk is padded, so a sequence's pages are whole chunks.
     pages = -(-pool_tokens // request.chunk_tokens) * (request.chunk_tokens // request.page_tokens)
@@ -109,6 +105,17 @@ def _plan_for(
     )
 
 
+def _check_cards(footprint: ModelFootprint, cards: tuple[Card, ...]) -> None:
+    if not cards:
+        raise SettingsError("No cards were given", remedy="--cards cpu:1")
+    if len(cards) > footprint.num_layers:
+        raise SettingsError(
+            f"{len(cards)} cards were asked for",
+            found=f"a model of {footprint.num_layers} layers",
+            remedy=f"--cards with at most {footprint.num_layers}",
+        )
+
+
 def stage_terms(
     footprint: ModelFootprint, stage: StagePlan, request: PlanRequest, pages: int, *, num_cards: int
 ) -> list[MemoryTerm]:
@@ -127,6 +134,7 @@ def stage_terms(
         terms.append(MemoryTerm(name, "embedding", footprint.embedding_bytes))
     if stage.has_head:
         terms.append(MemoryTerm(name, "head", footprint.head_bytes))
+        terms.append(MemoryTerm(name, "drafter", request.drafter_bytes))
     terms.append(MemoryTerm(name, "workspace", footprint.workspace_bytes, "estimated"))
     if num_cards > 1:
         chunk_bytes = footprint.residual_bytes_per_token * request.chunk_tokens

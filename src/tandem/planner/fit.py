@@ -1,0 +1,165 @@
+"""Does it fit, how far does the context reach, and what would help: the answer before any download.
+
+A plan's terms are exact, estimated or measured; each carries its doubt, so a card has a low, an expected
+and a high figure. *fits* only if the high figure does; *marginal* if only the expected one does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from tandem.core.errors import SettingsError
+from tandem.core.plan import Card, MemoryTerm, ModelFootprint, Plan, format_bytes
+from tandem.planner.place import PlanRequest, best_effort_plan, max_context_tokens
+
+Verdict = Literal["fits", "marginal", "no", "unknown"]
+
+EXIT_CODES: dict[str, int] = {"fits": 0, "marginal": 3, "no": 4, "unknown": 5}
+
+_DOUBT = {"exact": 0.0, "measured": 0.05, "estimated": 0.4}
+"""Share by which a term may be off. Estimates of workspaces were within 40 % of the peer's own figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardFit:
+    """One card's figures, bytes."""
+
+    card: str
+    budget_bytes: int
+    low_bytes: int
+    expected_bytes: int
+    high_bytes: int
+    layers: tuple[int, int]
+    terms: tuple[MemoryTerm, ...]
+
+    @property
+    def left_bytes(self) -> int:
+        """Room by the expected figure; negative when short."""
+        return self.budget_bytes - self.expected_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One change and the context it would reach."""
+
+    change: str
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    verdict: Verdict
+    context_tokens: int
+    """The context asked for."""
+    max_context_tokens: int
+    """The longest that fits by the expected figures, 0 if none."""
+    limiting_card: str
+    cards: tuple[CardFit, ...]
+    levers: tuple[Lever, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 fits, 3 marginal, 4 no, 5 unknown."""
+        return EXIT_CODES[self.verdict]
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON-ready, all sizes in bytes."""
+        return asdict(self)
+
+
+def card_fit(plan: Plan, index: int, budget_bytes: int) -> CardFit:
+    """The three figures of one stage's card."""
+    stage = plan.stages[index]
+    terms = tuple(term for term in plan.terms if term.card == stage.card.name)
+    expected = sum(term.bytes for term in terms)
+    doubt = sum(term.bytes * _DOUBT[term.quality] for term in terms)
+    return CardFit(
+        card=stage.card.name,
+        budget_bytes=budget_bytes,
+        low_bytes=round(expected - doubt),
+        expected_bytes=expected,
+        high_bytes=round(expected + doubt),
+        layers=(stage.first_layer, stage.end_layer),
+        terms=terms,
+    )
+
+
+def fit(
+    footprint: ModelFootprint,
+    cards: tuple[Card, ...],
+    request: PlanRequest,
+    alternatives: tuple[tuple[str, ModelFootprint, PlanRequest], ...] = (),
+) -> FitReport:
+    """Judge one request; ``alternatives`` are (what changes, footprint, request) to offer as levers.
+
+    Raises SettingsError for requests that make no sense (a split that does not match, too many cards).
+    """
+    context = request.context_tokens or footprint.native_context_tokens
+    plan = best_effort_plan(footprint, cards, request, context)
+    fits = tuple(card_fit(plan, i, card.budget_bytes) for i, card in enumerate(cards))
+    if all(card.high_bytes <= card.budget_bytes for card in fits):
+        verdict: Verdict = "fits"
+    elif all(card.expected_bytes <= card.budget_bytes for card in fits):
+        verdict = "marginal"
+    else:
+        verdict = "no"
+    longest = max_context_tokens(footprint, cards, replace(request, pool_tokens=None))
+    levers = () if verdict == "fits" else _levers(cards, longest, alternatives)
+    return FitReport(
+        verdict=verdict,
+        context_tokens=context,
+        max_context_tokens=longest,
+        limiting_card=min(fits, key=lambda card: card.left_bytes).card,
+        cards=fits,
+        levers=levers,
+    )
+
+
+def _levers(
+    cards: tuple[Card, ...], longest: int, alternatives: tuple[tuple[str, ModelFootprint, PlanRequest], ...]
+) -> tuple[Lever, ...]:
+    """What reaches further than now, cheapest (as ordered by the caller) first."""
+    levers = [Lever(f"--context {longest}", longest)] if longest else []
+    for change, footprint, request in alternatives:
+        reached = max_context_tokens(footprint, cards, replace(request, pool_tokens=None))
+        if reached > longest:
+            levers.append(Lever(change, reached))
+    return tuple(levers)
+
+
+def explain(report: FitReport) -> list[str]:
+    """The report in sentences, one a line."""
+    lines = []
+    for card in report.cards:
+        parts = ", ".join(f"{t.name} {format_bytes(t.bytes)} ({t.quality})" for t in card.terms)
+        lines.append(
+            f"{card.card} holds layers {card.layers[0]} to {card.layers[1] - 1}: {parts}; together "
+            f"{format_bytes(card.expected_bytes)} of {format_bytes(card.budget_bytes)} "
+            f"(between {format_bytes(card.low_bytes)} and {format_bytes(card.high_bytes)})."
+        )
+    word = {
+        "fits": "It fits, by the high figures too",
+        "marginal": "It fits by the expected figures, but not if every estimate is low",
+        "no": "It does not fit",
+        "unknown": "It cannot be said",
+    }[report.verdict]
+    lines.append(f"{word}; {report.limiting_card} is the tightest card.")
+    if report.max_context_tokens:
+        lines.append(f"The longest context is {report.max_context_tokens:,} tokens.")
+    lines.extend(f"{lever.change} would reach {lever.context_tokens:,} tokens." for lever in report.levers)
+    return lines
+
+
+def parse_tokens(text: str) -> int:
+    """A number of tokens: ``393216``, ``384k`` or ``1m`` (binary units). Raises SettingsError."""
+    cleaned = text.strip().lower().replace(",", "").replace("_", "")
+    scale = {"k": 1024, "m": 1024**2}.get(cleaned[-1:], 1)
+    digits = cleaned[:-1] if scale > 1 else cleaned
+    try:
+        tokens = round(float(digits) * scale)
+    except (ValueError, OverflowError):
+        tokens = 0
+    if tokens < 1:
+        raise SettingsError(f"A number of tokens was expected, not {text!r}", remedy="393216, 384k or 1m")
+    return tokens
