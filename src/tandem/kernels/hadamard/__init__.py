@@ -1,0 +1,1 @@
+"""Block-diagonal Sylvester-Hadamard rotation of the last dimension."""

@@ -1,0 +1,1 @@
+"""EXL3 checkpoints: reading, checking and multiplying."""
