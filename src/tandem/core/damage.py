@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tandem.core.errors import ModelDamagedError
+
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -36,6 +38,15 @@ def remedy_for(head: bytes) -> str:
     if head.startswith(_LFS_POINTER):
         return "run `git lfs pull` in the folder, or download the file again"
     return "download the file again"
+
+
+def cut_short(path: Path, expected_bytes: int, actual_bytes: int) -> ModelDamagedError:
+    """The error for a file that ends before its header says it does."""
+    return ModelDamagedError(
+        f"{path} is cut short",
+        found=f"{actual_bytes:,} bytes, expected {expected_bytes:,}: most likely an interrupted download",
+        remedy="download the file again",
+    )
 
 
 def _lfs_size(head: bytes) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.core.damage import likely_cause, read_head, remedy_for
+from tandem.core.damage import cut_short, likely_cause, read_head, remedy_for
 from tandem.core.errors import ModelDamagedError
 
 DTYPE_BITS: Mapping[str, int] = {
@@ -68,7 +68,7 @@ def read_header(path: Path) -> SafetensorsHeader:
             remedy=remedy_for(head),
         )
     if actual < 8 + length:
-        raise _cut_short(path, 8 + length, actual, "for its header alone")
+        raise cut_short(path, 8 + length, actual)
     with path.open("rb") as file:
         file.seek(8)
         text = file.read(length)
@@ -116,18 +116,10 @@ def _check_layout(path: Path, tensors: list[TensorEntry], data_start: int, actua
             )
         position += entry.size_bytes
     if actual < position:
-        raise _cut_short(path, position, actual, "for its tensors")
+        raise cut_short(path, position, actual)
     if actual > position:
         raise ModelDamagedError(
             f"{path} is longer than its header says",
             found=f"{actual:,} bytes, expected {position:,}",
             remedy="download the file again",
         )
-
-
-def _cut_short(path: Path, expected: int, actual: int, what: str) -> ModelDamagedError:
-    return ModelDamagedError(
-        f"{path} is cut short",
-        found=f"{actual:,} bytes, expected {expected:,} {what}: most likely an interrupted download",
-        remedy="download the file again",
-    )
