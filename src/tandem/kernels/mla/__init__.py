@@ -1,0 +1,1 @@
+"""Multi-head latent attention without position encoding, in its absorbed form."""
