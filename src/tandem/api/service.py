@@ -1,7 +1,7 @@
-"""Composition root: the only place that builds rooms together.
+"""What a server or a command holds: one model, its text side and its scheduler.
 
-``Service`` is what a server or a command holds: one model, its text side and its scheduler. It exists from
-the first moment of a start, while the model is still loading, so that ``/health`` can tell the truth.
+A ``Service`` exists from the first moment of a start, while the model is still loading, so that ``/health``
+can tell the truth.
 """
 
 from __future__ import annotations
