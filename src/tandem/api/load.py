@@ -1,0 +1,228 @@
+"""From options to a running service, in two steps: everything that can refuse, then everything that costs.
+
+``prepare_model`` reads headers, specification, text side and plan: it takes well under a second and no
+memory, and names whatever is missing, damaged, unsupported or too large. ``load_model`` follows the plan.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.api.service import LoadState, ModelCard, Service
+from tandem.core.cards import CardKind, resolve_cards
+from tandem.core.errors import ModelDamagedError, ModelNotFoundError, ServeError, TandemError
+from tandem.core.log import get_logger
+from tandem.core.machine import available_memory_bytes, usable_processors
+from tandem.core.options import LoadOptions
+from tandem.core.plan import ModelFootprint, Plan, format_bytes
+from tandem.core.progress import ProgressSink
+from tandem.core.settings import Environment
+from tandem.loader.base import TensorSource
+from tandem.loader.gguf import GgufSource
+from tandem.loader.resolve import ModelLocation, resolve_model
+from tandem.loader.safetensors import SafetensorsSource
+from tandem.models.base import ModelSpec
+from tandem.models.registry import model_module, spec_from_config, spec_from_gguf, spec_module
+from tandem.planner.place import PlanRequest, place
+from tandem.scheduler.config import SchedulerConfig
+from tandem.scheduler.loop import Scheduler
+from tandem.text.bundle import TextBundle
+
+_log = get_logger("api")
+
+FreeBytes = Callable[[CardKind, int], int]
+
+PAGE_TOKENS = 64
+CPU_CHUNK_TOKENS = 128
+"""On two cores a 128-row fp32 product reaches 87 % of the 1,024-row rate, and a repeated prompt recomputes at
+most 128 tokens (measured 2026-11-30; benchmarks/results)."""
+CPU_RUNTIME_BYTES = 0
+"""A virtual card counts what its stage allocates; the process's own libraries belong to no card."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that will load: found, whole, supported, and planned for its cards."""
+
+    location: ModelLocation
+    spec: ModelSpec
+    weights: TensorSource
+    text: TextBundle
+    footprint: ModelFootprint
+    plan: Plan
+    options: LoadOptions
+    cache_format: str
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        return self.options.served_names or (self.location.name,)
+
+
+def prepare_model(
+    options: LoadOptions,
+    environment: Environment,
+    progress: ProgressSink,
+    *,
+    free_bytes: FreeBytes | None = None,
+) -> PreparedModel:
+    """Find (download where remote), check and plan a model. Raises UserError subclasses only."""
+    options.check()
+    location = resolve_model(options.model, environment, progress)
+    spec, weights = open_checkpoint_of(location)
+    text = _open_text(location, options)
+    chunk = options.chunk_tokens or CPU_CHUNK_TOKENS
+    cache_format = options.cache_format or "fp32"
+    footprint = spec_module(spec.architecture).footprint(
+        spec,
+        {name: weights.header(name) for name in weights.names()},
+        chunk_tokens=chunk,
+        cache_dtype=cache_format,
+    )
+    cards = resolve_cards(options.cards, free_bytes or free_card_bytes)
+    plan = place(footprint, cards, plan_request(options, chunk))
+    return PreparedModel(location, spec, weights, text, footprint, plan, options, cache_format)
+
+
+def open_checkpoint_of(location: ModelLocation) -> tuple[ModelSpec, TensorSource]:
+    """Specification and tensors of a model on this machine; every header is checked, no tensor is read."""
+    if location.kind == "gguf":
+        gguf = GgufSource.open(location.path)
+        return spec_from_gguf(gguf.metadata), gguf
+    return spec_from_config(read_config(location.path)), SafetensorsSource.open(location.path)
+
+
+def read_config(folder: Path) -> Mapping[str, object]:
+    """``config.json`` of a folder. Raises ModelNotFoundError or ModelDamagedError."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{folder} holds no config.json") from None
+    except (OSError, ValueError) as error:
+        raise ModelDamagedError(f"{path} cannot be read", found=str(error)) from error
+    if not isinstance(config, dict):
+        raise ModelDamagedError(f"{path} is not a JSON object", found=type(config).__name__)
+    return config
+
+
+def plan_request(options: LoadOptions, chunk_tokens: int) -> PlanRequest:
+    """The planner's question for these options."""
+    return PlanRequest(
+        context_tokens=options.context_tokens,
+        max_slots=options.max_running,
+        page_tokens=min(PAGE_TOKENS, chunk_tokens),
+        chunk_tokens=chunk_tokens,
+        runtime_bytes=CPU_RUNTIME_BYTES,
+    )
+
+
+def free_card_bytes(kind: CardKind, index: int) -> int:
+    """Free bytes of one CUDA card, or of this machine for CPU cards. Raises ServeError for a missing card."""
+    if kind == "cpu":
+        return available_memory_bytes()
+    import torch
+
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise ServeError(
+            f"Card cuda:{index} was asked for", found=f"{count} CUDA card(s)", remedy="--cards cpu:1"
+        )
+    free: int = torch.cuda.mem_get_info(index)[0]
+    return free
+
+
+def load_model(prepared: PreparedModel, service: Service) -> None:
+    """Read the weights to where the plan puts them, start the engine, and attach it to the service.
+
+    Raises UserError subclasses; what was allocated is freed.
+    """
+    from tandem.engine.build import build_engine
+
+    started = time.perf_counter()
+    plan, options = prepared.plan, prepared.options
+    threads = options.threads or usable_processors()
+    module = model_module(prepared.spec.architecture)
+    stages = []
+    for index, stage in enumerate(plan.stages):
+        where = f"layers {stage.first_layer} to {stage.end_layer - 1} onto {stage.card.name}"
+        service.report(LoadState("loading", index / len(plan.stages), f"reading {where}"))
+        stages.append(
+            module.build_stage(
+                prepared.spec,
+                prepared.weights,
+                stage,
+                total_pages=plan.total_pages,
+                page_tokens=plan.page_tokens,
+                chunk_tokens=plan.chunk_tokens,
+                max_slots=plan.max_slots,
+                cache_dtype=prepared.cache_format,
+            )
+        )
+    service.report(LoadState("loading", 0.95, "starting the engine"))
+    engine = build_engine(stages, plan, residual_width=prepared.spec.residual_width, threads=threads)
+    scheduler = Scheduler(engine, scheduler_config(options))
+    weights = sum(stage.weight_bytes for stage in stages)
+    _log.info(
+        "loaded %s in %.1f s: weights %s, cache %s, context %d tokens, on %s",
+        prepared.location.name,
+        time.perf_counter() - started,
+        format_bytes(weights),
+        format_bytes(sum(stage.cache_bytes for stage in stages)),
+        plan.context_tokens,
+        ", ".join(stage.card.name for stage in plan.stages),
+    )
+    service.attach(_model_card(prepared, weights), prepared.text, scheduler)
+
+
+def scheduler_config(options: LoadOptions) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_waiting=options.max_waiting,
+        max_wait_s=options.max_wait_s,
+        prefix_reuse="off" if options.prefix_reuse == "off" else "exact",
+    )
+
+
+def load_in_background(prepared: PreparedModel, service: Service) -> TandemError | None:
+    """``load_model`` for a worker thread: a failure becomes the service's state and is returned."""
+    try:
+        load_model(prepared, service)
+    except TandemError as error:
+        service.report(LoadState("failed", detail=str(error)))
+        return error
+    return None
+
+
+def open_service(options: LoadOptions, environment: Environment, progress: ProgressSink) -> Service:
+    """Prepare and load in this thread: for commands that want a model and no server."""
+    prepared = prepare_model(options, environment, progress)
+    service = Service(prepared.served_names[0])
+    load_model(prepared, service)
+    return service
+
+
+def _open_text(location: ModelLocation, options: LoadOptions) -> TextBundle:
+    opener = TextBundle.from_gguf if location.kind == "gguf" else TextBundle.from_folder
+    return opener(location.path, reasoning_format=options.reasoning_format, tool_format=options.tool_format)
+
+
+def _model_card(prepared: PreparedModel, weight_bytes: int) -> ModelCard:
+    names = prepared.served_names
+    return ModelCard(
+        id=names[0],
+        created=int(time.time()),
+        context_tokens=prepared.plan.context_tokens,
+        aliases=names[1:],
+        details={
+            "architecture": prepared.spec.architecture,
+            "origin": prepared.location.origin,
+            "weights": format_bytes(weight_bytes),
+            "cache_format": prepared.cache_format,
+            "cards": ", ".join(
+                f"{s.card.name} (layers {s.first_layer}-{s.end_layer - 1})" for s in prepared.plan.stages
+            ),
+        },
+    )
