@@ -1,0 +1,1 @@
+"""Request and answer shapes. Validation errors become OpenAI error objects with the field in ``param``."""
