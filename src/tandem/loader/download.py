@@ -97,9 +97,14 @@ def incomplete_path(target: Path) -> Path:
     return target.with_name(target.name + ".incomplete")
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of(path: Path, progress: ProgressSink | None = None) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            if progress is not None:
+                progress.advance(len(block))
+    return digest.hexdigest()
 
 
 def free_bytes(folder: Path) -> int:
