@@ -40,6 +40,7 @@ PAGE_TOKENS = 64
 CPU_CHUNK_TOKENS = 128
 """On two cores a 128-row fp32 product reaches 87 % of the 1,024-row rate, and a repeated prompt recomputes at
 most 128 tokens (measured 2026-11-30; benchmarks/results)."""
+DEFAULT_CACHE_FORMAT = "fp32"
 CPU_RUNTIME_BYTES = 0
 """A virtual card counts what its stage allocates; the process's own libraries belong to no card."""
 
@@ -75,13 +76,8 @@ def prepare_model(
     spec, weights = open_checkpoint_of(location)
     text = _open_text(location, options)
     chunk = options.chunk_tokens or CPU_CHUNK_TOKENS
-    cache_format = options.cache_format or "fp32"
-    footprint = spec_module(spec.architecture).footprint(
-        spec,
-        {name: weights.header(name) for name in weights.names()},
-        chunk_tokens=chunk,
-        cache_dtype=cache_format,
-    )
+    cache_format = options.cache_format or DEFAULT_CACHE_FORMAT
+    footprint = footprint_of(spec, weights, chunk, cache_format)
     cards = resolve_cards(options.cards, free_bytes or free_card_bytes)
     plan = place(footprint, cards, plan_request(options, chunk))
     return PreparedModel(location, spec, weights, text, footprint, plan, options, cache_format)
@@ -93,6 +89,24 @@ def open_checkpoint_of(location: ModelLocation) -> tuple[ModelSpec, TensorSource
         gguf = GgufSource.open(location.path)
         return spec_from_gguf(gguf.metadata), gguf
     return spec_from_config(read_config(location.path)), SafetensorsSource.open(location.path)
+
+
+def footprint_of(
+    spec: ModelSpec, weights: TensorSource, chunk_tokens: int, cache_format: str
+) -> ModelFootprint:
+    """Resident bytes from headers alone. Raises ModelDamagedError for missing or misshapen tensors."""
+    headers = {name: weights.header(name) for name in weights.names()}
+    module = spec_module(spec.architecture)
+    return module.footprint(spec, headers, chunk_tokens=chunk_tokens, cache_dtype=cache_format)
+
+
+def checkpoint_footprint(
+    location: ModelLocation, chunk_tokens: int, cache_format: str | None
+) -> tuple[ModelFootprint, str]:
+    """``footprint_of`` a model on this machine, and the cache format it was counted with."""
+    spec, weights = open_checkpoint_of(location)
+    kept = cache_format or DEFAULT_CACHE_FORMAT
+    return footprint_of(spec, weights, chunk_tokens, kept), kept
 
 
 def read_config(folder: Path) -> Mapping[str, object]:
@@ -163,7 +177,13 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
             )
         )
     service.report(LoadState("loading", 0.95, "starting the engine"))
-    engine = build_engine(stages, plan, residual_width=prepared.spec.residual_width, threads=threads)
+    engine = build_engine(
+        stages,
+        plan,
+        residual_width=prepared.spec.residual_width,
+        vocab_size=prepared.spec.vocab_size,
+        threads=threads,
+    )
     scheduler = Scheduler(engine, scheduler_config(options))
     weights = sum(stage.weight_bytes for stage in stages)
     _log.info(

@@ -163,3 +163,13 @@ def parse_tokens(text: str) -> int:
     if tokens < 1:
         raise SettingsError(f"A number of tokens was expected, not {text!r}", remedy="393216, 384k or 1m")
     return tokens
+
+
+def parse_split(text: str) -> tuple[int, ...]:
+    """Layers per card, ``24,21``. Raises SettingsError if these are no numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SettingsError(
+            f"--split {text}", found="not numbers", remedy="layers per card, as 24,21"
+        ) from None

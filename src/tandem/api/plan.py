@@ -1,0 +1,116 @@
+"""Does it fit, and how far does the context reach: for a model on disk, on the hub, or not yet anywhere.
+
+Sizes come from the best source there is: headers of local files, headers of remote files by range requests,
+else the published dimensions of a known model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tandem.core.cards import CardKind
+from tandem.core.errors import SettingsError
+from tandem.core.plan import MIB, Card, ModelFootprint
+from tandem.core.progress import Silent
+from tandem.core.settings import Environment
+from tandem.planner.engines import drafter_bytes, tandem_footprint
+from tandem.planner.fit import FitReport, fit
+from tandem.planner.geometry import EXL3_3_05_BITS, GLM_5_3_FLASH, BitWidths, Geometry
+from tandem.planner.place import PlanRequest
+
+GPU_PAGE_TOKENS = 256
+GPU_CHUNK_TOKENS = 2048
+GPU_RUNTIME_BYTES = 700 * MIB
+"""Driver context and kernels of one card: 0.4 to 1.0 GiB on current drivers (an estimate until measured)."""
+
+KNOWN_MODELS: dict[str, tuple[Geometry, BitWidths]] = {"glm-5.3-flash": (GLM_5_3_FLASH, EXL3_3_05_BITS)}
+"""Models that can be planned from their published dimensions alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuestion:
+    """``model``: a known name, a folder, a GGUF file or a hub id. ``None`` context = the model's own."""
+
+    model: str
+    cards: tuple[Card, ...]
+    context_tokens: int | None = None
+    kv_format: str | None = None
+    slots: int = 1
+    drafter: str = "none"
+    chunk_tokens: int | None = None
+    split: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    report: FitReport
+    kv_format: str
+    sized_from: str
+    """Where the bytes of the weights come from, for people to read."""
+
+
+def answer(question: PlanQuestion, environment: Environment) -> PlanAnswer:
+    """Plan without loading anything. Raises UserError subclasses."""
+    known = KNOWN_MODELS.get(question.model.lower())
+    if known is not None:
+        return _answer_known(question, *known)
+    return _answer_checkpoint(question, environment)
+
+
+def _answer_known(question: PlanQuestion, geometry: Geometry, bits: BitWidths) -> PlanAnswer:
+    kv_format = question.kv_format or "q8"
+    chunk = question.chunk_tokens or GPU_CHUNK_TOKENS
+
+    def ask(kv: str, drafter: str, chunk_tokens: int) -> tuple[ModelFootprint, PlanRequest]:
+        footprint = tandem_footprint(geometry, bits, kv_format=kv, chunk_tokens=chunk_tokens)
+        context = question.context_tokens or geometry.context_tokens
+        return footprint, PlanRequest(
+            context_tokens=question.context_tokens,
+            max_slots=question.slots,
+            page_tokens=GPU_PAGE_TOKENS,
+            chunk_tokens=chunk_tokens,
+            split=question.split,
+            runtime_bytes=GPU_RUNTIME_BYTES,
+            embedding_on_host=True,
+            drafter_bytes=drafter_bytes(geometry, bits, drafter, context),
+        )
+
+    footprint, request = ask(kv_format, question.drafter, chunk)
+    changes = [("--kv q8", ("q8", question.drafter, chunk))] if kv_format == "fp16" else []
+    if kv_format in {"fp16", "q8"}:
+        changes.append(("--kv q4", ("q4", question.drafter, chunk)))
+    if question.drafter != "none":
+        changes.append(("--drafter none", (kv_format, "none", chunk)))
+    if chunk > 512:
+        changes.append((f"--chunk {chunk // 2}", (kv_format, question.drafter, chunk // 2)))
+    alternatives = tuple((change, *ask(*settings)) for change, settings in changes)
+    report = fit(footprint, question.cards, request, alternatives)
+    return PlanAnswer(report, kv_format, "published dimensions and bit widths (±0.5 GiB)")
+
+
+def _answer_checkpoint(question: PlanQuestion, environment: Environment) -> PlanAnswer:
+    from tandem.api.load import CPU_CHUNK_TOKENS, PAGE_TOKENS, checkpoint_footprint
+    from tandem.loader.resolve import resolve_model
+
+    if question.drafter != "none":
+        raise SettingsError(
+            f"--drafter {question.drafter} is planned for known models only",
+            found=question.model,
+            remedy=f"one of {', '.join(KNOWN_MODELS)}, or --drafter none",
+        )
+    kind: CardKind = question.cards[0].kind
+    on_gpu = kind == "cuda"
+    chunk = question.chunk_tokens or (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS)
+    location = resolve_model(question.model, environment, Silent())
+    footprint, kv_format = checkpoint_footprint(location, chunk, question.kv_format)
+    context = question.context_tokens
+    request = PlanRequest(
+        context_tokens=context,
+        max_slots=question.slots,
+        page_tokens=min(GPU_PAGE_TOKENS if on_gpu else PAGE_TOKENS, chunk),
+        chunk_tokens=chunk,
+        split=question.split,
+        runtime_bytes=GPU_RUNTIME_BYTES if on_gpu else 0,
+    )
+    report = fit(footprint, question.cards, replace(request, context_tokens=context))
+    return PlanAnswer(report, kv_format, f"tensor headers of {location.origin}")

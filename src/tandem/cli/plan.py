@@ -1,0 +1,132 @@
+"""``tandem plan``: what fits, before anything is downloaded or loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tandem.cli.console import output, print_json
+from tandem.cli.flags import JsonFlag
+from tandem.core.plan import format_bytes
+
+_BAR_CELLS = 24
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", help="`glm-5.3-flash`, a folder, a GGUF file, `org/name[@revision]` or `demo`."
+        ),
+    ] = "glm-5.3-flash",
+    cards: Annotated[
+        str, typer.Option("--cards", help="`2x64GiB`, `64GiB,48GiB`, `cuda:0=60GiB,cuda:1=62GiB`.")
+    ] = "2x64GiB",
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context", help="Tokens, as `393216`, `384k` or `1m`.", show_default="the model's own"
+        ),
+    ] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option("--kv", help="Cache format: fp16, q8, q6, q4.", show_default="the model's own"),
+    ] = None,
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Sequences at once.")] = 1,
+    drafter: Annotated[str, typer.Option("--drafter", help="none, dflash2 or mtp.")] = "none",
+    chunk: Annotated[
+        int | None,
+        typer.Option("--chunk", min=16, help="Prompt tokens computed at once.", show_default="2048 on GPUs"),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Layers per card, as `24,21`.", show_default="the best cut")
+    ] = None,
+    max_context: Annotated[
+        bool, typer.Option("--max-context", help="Print only the longest context that fits.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say it in sentences, term by term.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Say what fits, card by card, and how far the context reaches. Nothing is loaded.
+
+    Exit code: 0 fits, 3 marginal (fits only by the expected figures), 4 does not fit.
+
+    `tandem plan --cards 2x64GiB --context 384k --kv q8 --drafter dflash2`
+
+    `tandem plan --max-context --cards 64GiB,48GiB,24GiB`
+    """
+    from tandem.api.plan import PlanQuestion, answer
+    from tandem.core.settings import read_environment
+    from tandem.planner.fit import explain as sentences
+    from tandem.planner.fit import parse_split, parse_tokens
+    from tandem.planner.hardware import parse_hardware
+
+    question = PlanQuestion(
+        model=model,
+        cards=parse_hardware(cards),
+        context_tokens=parse_tokens(context) if context else None,
+        kv_format=kv,
+        slots=slots,
+        drafter=drafter,
+        chunk_tokens=chunk,
+        split=parse_split(split) if split else None,
+    )
+    found = answer(question, read_environment())
+    report = found.report
+    if json:
+        print_json({"model": model, "kv": found.kv_format, "sized_from": found.sized_from} | report.to_dict())
+    elif max_context:
+        print(report.max_context_tokens)
+    elif explain:
+        print("\n".join([*sentences(report), f"Weights are sized from {found.sized_from}."]))
+    else:
+        _print_table(model, found.kv_format, found.sized_from, report)
+    return report.exit_code
+
+
+def _print_table(model: str, kv_format: str, sized_from: str, report: object) -> None:
+    from tandem.planner.fit import FitReport
+
+    assert isinstance(report, FitReport)
+    names = list(dict.fromkeys(term.name for card in report.cards for term in card.terms))
+    table = Table(
+        title=f"{model}, {report.context_tokens:,} tokens, KV {kv_format}", title_justify="left", box=None
+    )
+    table.add_column("card")
+    table.add_column("layers")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    table.add_column("used", justify="right")
+    table.add_column("left", justify="right")
+    table.add_column("")
+    for card in report.cards:
+        by_name = {term.name: term for term in card.terms}
+        cells = [
+            ("~" if by_name[name].quality != "exact" else "") + format_bytes(by_name[name].bytes)
+            if name in by_name
+            else "–"
+            for name in names
+        ]
+        share = min(card.expected_bytes / card.budget_bytes, 1.0)
+        filled = round(share * _BAR_CELLS)
+        bar = "█" * filled + "░" * (_BAR_CELLS - filled)
+        table.add_row(
+            card.card,
+            f"{card.layers[0]}–{card.layers[1] - 1}",
+            *cells,
+            f"{format_bytes(card.expected_bytes)} of {format_bytes(card.budget_bytes)}",
+            format_bytes(card.left_bytes),
+            bar,
+        )
+    out = output()
+    out.print(table)
+    verdict = {"fits": "It fits", "marginal": "Marginal", "no": "It does not fit", "unknown": "Unknown"}
+    out.print(
+        f"{verdict[report.verdict]}. Tightest card: {report.limiting_card}. "
+        f"Longest context: {report.max_context_tokens:,} tokens."
+    )
+    for lever in report.levers:
+        out.print(f"  {lever.change} reaches {lever.context_tokens:,} tokens", markup=False)
+    out.print(f"~ estimated; weights sized from {sized_from}.", markup=False)
