@@ -31,7 +31,7 @@ class Rig:
             )
             for index, stage in enumerate(self.plan.stages)
         ]
-        self.engine = build_engine(self.models, self.plan, residual_width=WIDTH)
+        self.engine = build_engine(self.models, self.plan, residual_width=WIDTH, vocab_size=VOCAB)
         self.driver = Driver(self.engine)
 
     def __enter__(self) -> Rig:

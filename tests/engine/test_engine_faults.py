@@ -196,7 +196,7 @@ def test_allocations_over_the_plan_are_refused_before_a_worker_starts():
     plan = dataclasses.replace(plan, terms=(MemoryTerm("cpu:0", "weights", 2000),))
     model = FakeStage(layers=range(LAYERS), pages=64, page_tokens=4, slots=8)
     with pytest.raises(BudgetError, match=r"cpu:0 holds .* where 1\.95 KiB were planned.*layout") as caught:
-        build_engine([model], plan, residual_width=WIDTH)
+        build_engine([model], plan, residual_width=WIDTH, vocab_size=VOCAB)
     assert "weights 2.93 KiB" in str(caught.value)
 
 
@@ -216,5 +216,6 @@ def test_models_and_stages_must_agree_in_number():
         build_engine(
             [FakeStage(layers=range(1), pages=1, page_tokens=1, slots=1)],
             make_plan(layers=LAYERS, stages=2),
-            residual_width=VOCAB,
+            residual_width=WIDTH,
+            vocab_size=VOCAB,
         )

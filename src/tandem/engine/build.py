@@ -38,14 +38,16 @@ def build_engine(
     plan: Plan,
     *,
     residual_width: int,
+    vocab_size: int,
     state_checkpoints: int = 0,
     threads: int | None = None,
 ) -> Engine:
     """Start an engine whose stage i runs ``stage_models[i]`` on ``plan.stages[i].card``.
 
-    ``residual_width`` is ``ModelSpec.residual_width``; ``threads`` are those of a stage's products
-    (default: torch's own number), the same for every stage. Call ``budget.check_plan`` before loading the
-    models; here it is repeated, and what was allocated is held against the plan. Raises BudgetError.
+    ``residual_width`` and ``vocab_size`` are those of the ``ModelSpec``; ``threads`` are those of a stage's
+    products (default: torch's own number), the same for every stage. ``budget.check_plan`` is for the time
+    before the models are loaded; here it is repeated, and what was allocated is held against the plan.
+    Raises BudgetError.
     """
     if len(stage_models) != len(plan.stages):
         raise ValueError(f"{len(stage_models)} stage models for a plan of {len(plan.stages)} stages")
@@ -59,7 +61,9 @@ def build_engine(
         entrance = Entrance(rows, residual_width, device, pinned=pinned) if index else None
         stages.append(Stage(index, stage, model, StageBuffers(limits, device), entrance))
     check_allocated(plan, (term for stage in stages for term in stage.memory()))
-    return Engine(stages, limits, pinned=pinned, threads=threads or torch.get_num_threads())
+    return Engine(
+        stages, limits, vocab_size=vocab_size, pinned=pinned, threads=threads or torch.get_num_threads()
+    )
 
 
 def card_device(card: Card) -> torch.device:

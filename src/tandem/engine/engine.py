@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from tandem.core.batch import Batch, EngineLimits, SequenceSpec, StepResult
-from tandem.core.errors import EngineFault
+from tandem.core.errors import EngineFault, RequestError
 from tandem.core.log import get_logger
 from tandem.core.plan import MemoryTerm
 from tandem.engine.images import ImagePool
@@ -28,8 +28,11 @@ class Engine:
     later call raises it, all workers end.
     """
 
-    def __init__(self, stages: Sequence[Stage], limits: EngineLimits, *, pinned: bool, threads: int) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], limits: EngineLimits, *, vocab_size: int, pinned: bool, threads: int
+    ) -> None:
         self._limits = limits
+        self._vocab_size = vocab_size
         self._stages = tuple(stages)
         self._images = ImagePool(limits, pinned=pinned)
         self._builder = StepBuilder(limits, self._images)
@@ -48,8 +51,18 @@ class Engine:
         return tuple(term for stage in self._stages for term in stage.memory())
 
     def open_sequence(self, slot: int, spec: SequenceSpec) -> None:
-        """See StepEngine. Raises EngineFault after a fault."""
+        """See StepEngine. Raises EngineFault after a fault, RequestError for tokens the model does not know.
+
+        The latter would otherwise be an index error in the embedding, and with it the end of every sequence.
+        """
         self._require_running()
+        lowest, highest = min(spec.history), max(spec.history)
+        if lowest < 0 or highest >= self._vocab_size:
+            raise RequestError(
+                "The prompt holds a token that the model does not know",
+                param="prompt",
+                found=f"token {highest if lowest >= 0 else lowest}, vocabulary of {self._vocab_size}",
+            )
         self._builder.forget(slot)
         self._stages[0].put(OpenSlot(slot, SequenceSampler(spec)))
 
