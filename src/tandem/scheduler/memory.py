@@ -1,0 +1,185 @@
+"""What sequences hold on the engine: pages and recurrent-state checkpoints, shared through the prefix index.
+
+::
+
+    a sequence's page table while it prefills
+
+    0            node.depth·C      scheduled     needed
+    |--- shared ------|--- own --------|--- own ---|
+      in the index,     not published    taken by
+      read only         yet              ``grow``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandem.core.batch import EngineLimits, Run, RunKind
+from tandem.core.errors import EngineFault
+from tandem.scheduler.pages import PagePool
+from tandem.scheduler.prefix import Node, PrefixIndex
+from tandem.scheduler.sequence import Sequence
+from tandem.scheduler.states import CheckpointStore
+
+Secure = Callable[[Sequence, int], bool]
+"""Make sure that a sequence has pages for positions [0, end); False = not in this step."""
+
+
+class SequenceMemory:
+    """Gives pages to sequences, takes them back, and shares what prompts have in common."""
+
+    def __init__(self, limits: EngineLimits, *, reuse: bool) -> None:
+        self._page_tokens = limits.page_tokens
+        self._chunk_tokens = limits.chunk_tokens
+        self._reuse = reuse
+        self._recurrent = limits.state_checkpoints > 0
+        self.pool = PagePool(limits.total_pages)
+        self.checkpoints = CheckpointStore(limits.state_checkpoints)
+        self.index = PrefixIndex(self.pool, limits.chunk_tokens, self.checkpoints.forget)
+        self.reused_tokens = 0
+        """Prompt tokens that did not have to be computed; only grows."""
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._page_tokens)
+
+    def shares(self, sequence: Sequence) -> bool:
+        """Whether the sequence may use and publish shared chunks at all."""
+        return self._reuse and sequence.request.reuse_prefix
+
+    def enter(self, sequence: Sequence) -> None:
+        """The sequence starts to run, holding nothing yet."""
+        sequence.node = self.index.root if self.shares(sequence) else None
+
+    def live_prefix_pages(self, sequence: Sequence) -> int:
+        """Pages a waiting sequence would share with running ones: they cost it nothing."""
+        if not self.shares(sequence):
+            return 0
+        path = self._usable(self._match(self.index.root, sequence))
+        return sum(len(node.pages) for node in path if self.pool.references(node.pages[0]))
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Skip the prompt chunks that somebody has published by now.
+
+        With recurrent state the sequence can only go on where a checkpoint lies.
+        """
+        node = sequence.node
+        if node is None or not node.attached or sequence.in_flight:
+            return
+        assert sequence.scheduled == node.depth * self._chunk_tokens, "chunks are published in order"
+        path = self._match(node, sequence)
+        usable = self._usable(path)
+        if len(usable) < len(path):
+            sequence.branch_tokens = path[-1].depth * self._chunk_tokens
+        if not usable:
+            return
+        shared = tuple(page for chunk in usable for page in chunk.pages)
+        self.pool.hold(shared)
+        sequence.pages += shared
+        sequence.node = usable[-1]
+        sequence.scheduled = sequence.node.depth * self._chunk_tokens
+        self.index.touch(sequence.node)
+        if self._recurrent:
+            number = sequence.node.checkpoint
+            assert number is not None, "a usable path ends at a checkpoint"
+            self._unpin(sequence.restore_checkpoint)
+            self.checkpoints.pin(number)
+            sequence.restore_checkpoint = number
+        self.reused_tokens += sequence.count_prompt(sequence.scheduled, cached=True)
+
+    def grow(self, sequence: Sequence, end: int) -> bool:
+        """Give the sequence pages for positions [0, ``end``), evicting cached ones; False = pool is dry."""
+        missing = self.pages_for(end) - len(sequence.pages)
+        if missing <= 0:
+            return True
+        while self.pool.free_pages < missing:
+            if not self.index.evict_leaf():
+                return False
+        sequence.pages += self.pool.take(missing)
+        return True
+
+    def checkpoint_for(self, sequence: Sequence, end: int) -> int | None:
+        """A number to save the recurrent state at prompt position ``end`` under, if that is worth one.
+
+        The prompt's last chunk boundary (where its next turn will resume) and a point where known
+        prompts part may displace an older checkpoint; other boundaries only take free numbers.
+        """
+        if not self._recurrent or not self.publishes(sequence, end):
+            return None
+        last_boundary = sequence.prompt_length // self._chunk_tokens * self._chunk_tokens
+        return self.checkpoints.allot(may_evict=end in (last_boundary, sequence.branch_tokens))
+
+    def publishes(self, sequence: Sequence, end: int) -> bool:
+        """Whether the prompt chunk that ends at ``end`` will be shared once it is computed."""
+        return sequence.node is not None and sequence.node.attached and end % self._chunk_tokens == 0
+
+    def can_be_adopted(self, sequence: Sequence, run: Run) -> bool:
+        """Whether others may go on from the end of this chunk once it is computed."""
+        return self.publishes(sequence, run.start + len(run.tokens)) and (
+            not self._recurrent or run.save_checkpoint is not None
+        )
+
+    def settle(self, sequence: Sequence, run: Run) -> None:
+        """A run has been computed: share its chunk, and tie its checkpoint to it."""
+        self._unpin(run.restore_checkpoint)
+        end = run.start + len(run.tokens)
+        parent = sequence.node
+        if run.kind is not RunKind.PREFILL or parent is None or not self.publishes(sequence, end):
+            self._give_back(run.save_checkpoint)
+            return
+        first, last = self.pages_for(run.start), self.pages_for(end)
+        own = sequence.pages[first:last]
+        node = self.index.publish(parent, run.tokens, own)
+        if node.pages != own:
+            # Somebody was first with the same chunk. The bits are the same; keep one copy.
+            self.pool.hold(node.pages)
+            self.pool.drop(own)
+            sequence.pages = sequence.pages[:first] + node.pages + sequence.pages[last:]
+        sequence.node = node
+        if run.save_checkpoint is not None:
+            self.checkpoints.attach(run.save_checkpoint, node)
+
+    def spoil(self, sequence: Sequence, run: Run) -> None:
+        """A run went wrong: nothing this sequence read or wrote may be reused."""
+        self.abandon(run)
+        sequence.node = None
+        self.index.discard(sequence.request.prompt_tokens)
+
+    def abandon(self, run: Run) -> None:
+        """A run was never finished, or came to nothing."""
+        self._unpin(run.restore_checkpoint)
+        self._give_back(run.save_checkpoint)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take everything back. Published chunks stay, cached, until their pages are needed."""
+        self._unpin(sequence.restore_checkpoint)
+        sequence.restore_checkpoint = None
+        if sequence.node is not None and sequence.node.attached:
+            self.index.touch(sequence.node)
+        self.pool.drop(sequence.pages)
+        sequence.pages = ()
+
+    def check(self, tables: list[tuple[int, ...]]) -> None:
+        """Recount every page from the page tables of the running sequences. Raises EngineFault."""
+        self.pool.check(tables)
+        if not tables and not self.checkpoints.idle:
+            raise EngineFault("A state checkpoint is held by nobody", found=repr(self.checkpoints))
+
+    def _unpin(self, number: int | None) -> None:
+        if number is not None:
+            self.checkpoints.unpin(number)
+
+    def _give_back(self, number: int | None) -> None:
+        if number is not None:
+            self.checkpoints.give_back(number)
+
+    def _match(self, node: Node, sequence: Sequence) -> list[Node]:
+        # One prompt token is always computed: its logits give the first output token.
+        end_depth = (sequence.prompt_length - 1) // self._chunk_tokens
+        return self.index.walk(node, sequence.request.prompt_tokens, end_depth)
+
+    def _usable(self, path: list[Node]) -> list[Node]:
+        if not self._recurrent:
+            return path
+        while path and path[-1].checkpoint is None:
+            path = path[:-1]
+        return path
