@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from engine_driver import Driver, make_plan
 from fake_stage import VOCAB, WIDTH, FakeStage, reference_token
 
-from tandem.engine.build import build_engine
+from tandem.core.plan import Card, MemoryTerm
+from tandem.engine.build import build_engine, card_device
 
 LAYERS = 3
 
@@ -18,9 +20,19 @@ class Rig:
     """Ends its engine with the test. ``hooks[i]`` goes to the model of stage i."""
 
     def __init__(
-        self, stages: int = 1, hooks: dict[int, Callable[[str], None]] | None = None, **plan
+        self,
+        stages: int = 1,
+        hooks: dict[int, Callable[[str], None]] | None = None,
+        cards: Sequence[Card] | None = None,
+        **plan,
     ) -> None:
         self.plan = make_plan(layers=LAYERS, stages=stages, **plan)
+        if cards is not None:
+            placed = zip(self.plan.stages, cards, strict=True)
+            terms = tuple(MemoryTerm(card.name, "weights", 1 << 20) for card in cards)
+            self.plan = dataclasses.replace(
+                self.plan, stages=tuple(dataclasses.replace(s, card=c) for s, c in placed), terms=terms
+            )
         self.models = [
             FakeStage(
                 layers=range(stage.first_layer, stage.end_layer),
@@ -28,6 +40,7 @@ class Rig:
                 page_tokens=self.plan.page_tokens,
                 slots=self.plan.max_slots,
                 hook=(hooks or {}).get(index),
+                device=str(card_device(stage.card)),
             )
             for index, stage in enumerate(self.plan.stages)
         ]

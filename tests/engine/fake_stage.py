@@ -51,12 +51,14 @@ class FakeStage:
         page_tokens: int,
         slots: int,
         hook: Callable[[str], None] | None = None,
+        device: str = "cpu",
     ) -> None:
+        self.device = torch.device(device)
         self.layers = layers
         self.page_tokens = page_tokens
         self.hook = hook or (lambda event: None)
-        self.cache = torch.full((len(layers), pages, page_tokens), torch.nan)
-        self.states = torch.full((len(layers), slots), torch.nan)
+        self.cache = torch.full((len(layers), pages, page_tokens), torch.nan, device=self.device)
+        self.states = torch.full((len(layers), slots), torch.nan, device=self.device)
         self.kept: dict[int, torch.Tensor] = {}
         self.events: list[str] = []
         self.addresses: set[tuple[int, ...]] = set()
@@ -71,13 +73,15 @@ class FakeStage:
         return self.cache.nbytes + self.states.nbytes
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        hidden = torch.zeros(token_ids.shape[0], WIDTH)
+        assert token_ids.device == self.device
+        hidden = torch.zeros(token_ids.shape[0], WIDTH, device=self.device)
         hidden[:, 0] = token_ids.float()
         return hidden
 
     def forward_rows(self, hidden: torch.Tensor, layout: RowsLayout) -> torch.Tensor:
         self.note(f"rows {hidden.shape[0]}")
         assert hidden.is_contiguous()
+        assert hidden.device == layout.positions.device == layout.page_tables.device == self.device
         assert hidden.shape == (layout.positions.shape[0], WIDTH)
         self.addresses.add(
             (layout.token_ids.data_ptr(), layout.positions.data_ptr(), layout.page_tables.data_ptr())
@@ -105,7 +109,7 @@ class FakeStage:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         self.note(f"logits {hidden.shape[0]}")
         best = hidden.sum(dim=1) % VOCAB
-        distance = (torch.arange(VOCAB)[None, :] - best[:, None]) % VOCAB
+        distance = (torch.arange(VOCAB, device=self.device)[None, :] - best[:, None]) % VOCAB
         return -distance.float() / 8
 
     def reset_slot(self, slot: int) -> None:

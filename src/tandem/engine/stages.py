@@ -90,6 +90,8 @@ class Stage:
     def _run(self, owner: StageOwner, threads: int) -> None:
         # Stages must split their products alike, or the number of stages could show in the last bits.
         torch.set_num_threads(threads)
+        if self.plan.card.kind == "cuda":
+            torch.cuda.set_device(self.plan.card.index)
         try:
             with torch.inference_mode():
                 while (parcel := self._inbox.get()) is not None and not self._stopping.is_set():
