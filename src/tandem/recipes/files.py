@@ -133,7 +133,10 @@ def parse(schema: type[Parsed], located: Located) -> Parsed:
         first = error.errors(include_url=False)[0]
         path = _file_path(first["loc"], located.data)
         raise RecipeFileError(
-            located.file, located.line_of(path), dotted(path), _explain(first["type"], first["msg"], first["input"])
+            located.file,
+            located.line_of(path),
+            dotted(path),
+            _explain(first["type"], first["msg"], first["input"]),
         ) from error
 
 

@@ -126,7 +126,11 @@ class Measurement(Document):
         """``about 60 tok/s``, ``-5 to -2 %``, ``unresolved: 107.67 or 442.1 tok/s``, or nothing."""
         unit = f" {self.unit}" if self.unit else ""
         if self.span is None:
-            return "unresolved: " + " or ".join(f"{v:,g}" for v in self.candidates) + unit if self.candidates else ""
+            return (
+                "unresolved: " + " or ".join(f"{v:,g}" for v in self.candidates) + unit
+                if self.candidates
+                else ""
+            )
         low, high = self.span
         number = f"{low:,.10g}" if low == high else f"{low:,.10g} to {high:,.10g}"
         return ("about " if self.approximate else "") + number + unit

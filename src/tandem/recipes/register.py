@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from tandem.recipes.schema import Source
 from tandem.recipes.values import Document, MaybeFloat, MaybeInt, MaybeText, Slug, Stated, Text
 
@@ -26,7 +28,7 @@ class Geometry(Document):
 
     architecture: str
     config: dict[str, ConfigValue]
-    bits: dict[str, float] = {}
+    bits: dict[str, float] = Field(default_factory=dict)
     source: Slug | None = None
 
 

@@ -6,7 +6,7 @@ basis and unresolved candidates (values.py). Units are in the field names.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,7 +33,7 @@ CacheFormat = Literal["fp16", "bf16", "fp8", "q8", "q6", "q4", "nvfp4"]
 PeerCopies = Literal["yes", "no", "not_needed"]
 SourceType = Literal["repository", "message", "page", "paper", "record", "package"]
 Severity = Literal["note", "limits", "breaks"]
-Unknown = Field(default_factory=lambda: Stated())
+Unknown: Any = Field(default_factory=lambda: Stated())
 
 
 class Source(Document):
@@ -105,7 +105,7 @@ class Engine(Document):
     patched: bool | None = None
     server: str | None = None
     server_commit: str | None = None
-    build_env: dict[str, str] = {}
+    build_env: dict[str, str] = Field(default_factory=dict)
 
 
 class Host(Document):
@@ -174,7 +174,7 @@ class Profile(Document):
     index_keys: Literal["raw", "pooled"] | None = None
     flags: tuple[str, ...] = ()
     """The source's command-line flags, word for word; Tandem's own settings are the typed fields."""
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     notes: str | None = None
     untested: bool = False
     """Nobody has reported running it; shown as such, and never the subject of a status."""

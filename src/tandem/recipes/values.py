@@ -1,7 +1,7 @@
 """Scalars of the schema: values that may be unknown, partial dates, slugs, links.
 
-A file may write any ``Stated`` field as a plain scalar, as ``null`` (not stated), as ``n/a`` (cannot apply) or
-as a mapping ``{value, raw, basis, candidates}`` that keeps what a source said word for word.
+A file may write any ``Stated`` field as a plain scalar, as ``null`` (not stated), as ``n/a`` (cannot apply)
+or as a mapping ``{value, raw, basis, candidates}`` that keeps what a source said word for word.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NOT_APPLICABLE = "n/a"
 Basis = Literal["stated", "inferred", "unresolved", "not_applicable"]
 """How a value is known: said by a source, concluded by the transcriber, several candidates, cannot apply."""
 
-Scalar = TypeVar("Scalar", bound=str | int | float | bool)
+Scalar = TypeVar("Scalar", bound=str | int | float | bool, covariant=True)
 
 
 class Document(BaseModel):
-    """Base of every schema class: unknown keys are errors, numbers are never read as text, values never change."""
+    """Base of every schema class: unknown keys are errors, nothing is converted, values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -87,7 +87,7 @@ class Stated(Document, Generic[Scalar]):
         return tuple(value for value in self.candidates if value is not None)
 
     def text(self, unit: str = "") -> str:
-        """What a reader sees: the source's wording if kept, else the value with its unit, else why there is none."""
+        """What a reader sees: the source's wording if kept, else the value, else why there is none."""
         if self.raw is not None:
             return self.raw
         if self.value is not None:

@@ -20,7 +20,9 @@ MAX_FILE_BYTES = 1 << 20
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off"}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-_LIKE_A_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(:[0-9]+)+|[-+]?0[0-9_]+|0[xob][0-9a-fA-F_]+|[-+]?\.(inf|nan)", re.I)
+_LIKE_A_NUMBER = re.compile(
+    r"[-+]?[0-9][0-9_]*(:[0-9]+)+|[-+]?0[0-9_]+|0[xob][0-9a-fA-F_]+|[-+]?\.(inf|nan)", re.I
+)
 
 Path = tuple[str | int, ...]
 

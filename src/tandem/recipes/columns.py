@@ -1,0 +1,173 @@
+"""One facet over one grain, as arrays: which records hold which values.
+
+A *member* is one candidate for satisfying a group's filters together (facets.py); a record has one or more.
+An *entry* is one value of one member::
+
+    record  0        0        1        2          members, sorted by record
+    member  0        1        2        3
+    entries [q8]     [fp16]   [None]   [a, b]     codes: 0 none stated, 1 n/a, 2.. index into ``values`` + 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.recipes.facets import Cell, Kind
+from tandem.recipes.values import date_span
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+NONE, ABSENT, FIRST = 0, 1, 2
+"""Codes: nothing stated, cannot apply, and the first value's."""
+
+_SCATTER_LIMIT = 8_000_000
+"""Up to so many (record, value) pairs a bit table is quicker than sorting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The members of a group: ``record[i]`` is member i's record, ascending; every record has one."""
+
+    record: Ints
+    records: int
+
+    @property
+    def one_each(self) -> bool:
+        return len(self.record) == self.records
+
+    def any_of(self, members: Bools) -> Bools:
+        """Records with a member in ``members`` (bool per member)."""
+        if self.one_each:
+            return members
+        hit = np.zeros(self.records, dtype=np.bool_)
+        hit[self.record[members]] = True
+        return hit
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``values`` ascend. ``member_of_entry`` is None where every member has exactly one entry.
+
+    ``spans`` holds what each value covers as [low, high]: a number's interval, a date's first and last day.
+    """
+
+    values: tuple[Any, ...]
+    spans: tuple[Floats, Floats]
+    codes: Ints
+    member_of_entry: Ints | None
+    members: Members
+
+    @property
+    def code_count(self) -> int:
+        return len(self.values) + FIRST
+
+    def mask(self, accepted: Bools) -> Bools:
+        """Members with an entry of an accepted code (bool per code)."""
+        hits = accepted[self.codes]
+        if self.member_of_entry is None:
+            return hits
+        mask = np.zeros(len(self.members.record), dtype=np.bool_)
+        mask[self.member_of_entry[hits]] = True
+        return mask
+
+    def selection(self, members: Bools) -> tuple[Ints, Ints]:
+        """(record, code) of every entry of the given members (bool per member)."""
+        if self.member_of_entry is None:
+            index = np.flatnonzero(members)
+            return self.members.record[index], self.codes[index]
+        entry = np.flatnonzero(members[self.member_of_entry])
+        return self.members.record[self.member_of_entry[entry]], self.codes[entry]
+
+    def counts(self, selection: tuple[Ints, Ints]) -> Ints:
+        """Distinct records per code among the selected entries."""
+        record, code = selection
+        if self.members.one_each:  # a member never repeats a value
+            return np.bincount(code, minlength=self.code_count)
+        pair = record * self.code_count + code
+        if self.members.records * self.code_count <= _SCATTER_LIMIT:
+            table = np.zeros(self.members.records * self.code_count, dtype=np.bool_)
+            table[pair] = True
+            by_value: Ints = table.reshape(self.members.records, self.code_count).sum(axis=0, dtype=np.int64)
+        return by_value
+        return np.bincount(np.unique(pair) % self.code_count, minlength=self.code_count)
+
+    def count_records(self, selection: tuple[Ints, Ints], accepted: Bools) -> int:
+        """Distinct records with an entry of any accepted code."""
+        record, code = selection
+        hit = np.zeros(self.members.records, dtype=np.bool_)
+        hit[record[accepted[code]]] = True
+        return int(np.count_nonzero(hit))
+
+
+class ColumnBuilder:
+    """Collects one facet's cells, table row by table row; then a column for any arrangement of the rows."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._codes: dict[Any, int] = {}
+        self._flat: list[int] = []
+        self._starts: list[int] = [0]
+
+    def add(self, cell: Cell, possible: bool) -> None:
+        values: Iterable[Any] = cell.values
+        if possible:
+            values = dict.fromkeys((*cell.values, *cell.possible))
+        codes = [self._codes.setdefault(value, len(self._codes)) + FIRST for value in values]
+        self._flat += codes or [ABSENT if cell.not_applicable else NONE]
+        self._starts.append(len(self._flat))
+
+    def finish(self) -> TableColumn:
+        values = sorted(self._codes)
+        rank = np.empty(len(values) + FIRST, dtype=np.int64)
+        rank[:FIRST] = (NONE, ABSENT)
+        for position, value in enumerate(values):
+            rank[self._codes[value] + FIRST] = position + FIRST
+        flat = rank[np.asarray([*self._flat, NONE, ABSENT], dtype=np.int64)]
+        starts = np.asarray([*self._starts, self._starts[-1] + 1, self._starts[-1] + 2], dtype=np.int64)
+        return TableColumn(tuple(values), _spans(values, self._kind), flat, starts)
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """Codes per row of a table; the last two rows are 'nothing stated' and 'cannot apply'."""
+
+    values: tuple[Any, ...]
+    spans: tuple[Floats, Floats]
+    flat: Ints
+    starts: Ints
+
+    def arrange(self, rows: Ints, members: Members) -> Column:
+        """The column whose member i has the entries of row ``rows[i]``; -1 none stated, -2 cannot apply."""
+        table_rows = len(self.starts) - 3
+        rows = np.where(rows == -1, table_rows, np.where(rows == -2, table_rows + 1, rows))
+        lengths = self.starts[rows + 1] - self.starts[rows]
+        if len(lengths) == 0 or lengths.max() == 1:
+            return Column(self.values, self.spans, self.flat[self.starts[rows]], None, members)
+        member = np.repeat(np.arange(len(rows)), lengths)
+        first = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
+        return Column(self.values, self.spans, self.flat[first + np.arange(len(member))], member, members)
+
+
+def _spans(values: list[Any], kind: Kind) -> tuple[Floats, Floats]:
+    if kind == "number":
+        pairs = [(low, high) for low, high in values]
+    elif kind == "date":
+        pairs = [(float(start), float(end - 1)) for start, end in map(date_span, values)]
+    else:
+        pairs = []
+    array = np.asarray(pairs, dtype=np.float64).reshape(len(pairs), 2)
+    return np.ascontiguousarray(array[:, 0]), np.ascontiguousarray(array[:, 1])
+
+
+def accept(code_count: int, codes: Sequence[int]) -> Bools:
+    """A bool per code, true for those given."""
+    accepted = np.zeros(code_count, dtype=np.bool_)
+    accepted[list(codes)] = True
+    return accepted

@@ -1,0 +1,164 @@
+"""Does a recipe's profile fit somebody's cards: what is asked, what is answered, and the cards as text.
+
+The arithmetic is not here: a ``FitCalculator`` is handed in. Without one every verdict is *unknown*.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tandem.core.plan import GIB, Quality
+from tandem.recipes.profiles import effective_profile
+from tandem.recipes.query_error import QueryError
+from tandem.recipes.register import Geometry
+from tandem.recipes.schema import Profile, Recipe
+
+Verdict = Literal["fits", "marginal", "no", "unknown"]
+EXIT_CODES: dict[Verdict, int] = {"fits": 0, "marginal": 3, "no": 4, "unknown": 5}
+MAX_CARDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Somebody's cards: bytes each has, and bytes Tandem may use of each."""
+
+    card_bytes: tuple[int, ...]
+    usable_bytes: tuple[int, ...]
+
+    def text(self) -> str:
+        """The canonical form, which ``parse_hardware`` reads back."""
+        groups: list[tuple[int, int, int]] = []
+        for size, usable in zip(self.card_bytes, self.usable_bytes, strict=True):
+            if groups and groups[-1][1:] == (size, usable):
+                groups[-1] = (groups[-1][0] + 1, size, usable)
+            else:
+                groups.append((1, size, usable))
+        return "+".join(
+            f"{count}x{_gib(size)}gib" + ("" if usable == size else f":usable={_gib(usable)}")
+            for count, size, usable in groups
+        )
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.6g}"
+
+
+_GROUP = re.compile(
+    r"(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,4})?)(?:gib|g)?(?::usable=(\d{1,4}(?:\.\d{1,4})?)(?:gib|g)?)?"
+)
+
+
+def parse_hardware(text: str) -> Hardware:
+    """``2x64GiB``, ``2x64GiB:usable=63.4``, ``1x64GiB+1x24GiB``. Raises QueryError for anything else."""
+    sizes: list[int] = []
+    usables: list[int] = []
+    for part in text.strip().lower().replace(" ", "").split("+"):
+        match = _GROUP.fullmatch(part)
+        if match is None:
+            raise QueryError("hw", f"{text!r} names no cards", "write them like 2x64gib or 1x64gib+1x24gib")
+        count, size = int(match[1] or 1), float(match[2])
+        usable = float(match[3]) if match[3] is not None else size
+        if not count or not size or not 0 < usable <= size:
+            raise QueryError("hw", f"{text!r}: counts and sizes must be above 0, usable at most the size")
+        sizes += [round(size * GIB)] * count
+        usables += [round(usable * GIB)] * count
+        if len(sizes) > MAX_CARDS:
+            raise QueryError("hw", f"{text!r}: more than {MAX_CARDS} cards")
+    return Hardware(tuple(sizes), tuple(usables))
+
+
+@dataclass(frozen=True, slots=True)
+class FitSubject:
+    """Everything of a recipe's profile that decides how much memory it takes. None = not stated."""
+
+    model: str
+    engine: str | None
+    scheme: str | None
+    bpw: float | None
+    quant_repo: str | None
+    quant_revision: str | None
+    layout: str | None
+    cache_tokens: int | None
+    request_tokens: int | None
+    kv: str | None
+    slots: int | None
+    drafter: str | None
+    draft_tokens: int | None
+    chunk_tokens: int | None
+    head_card: int | None
+    margin_mib: int | None
+    index_keys: str | None
+
+
+def fit_subject(recipe: Recipe, profile: Profile) -> FitSubject:
+    full = effective_profile(recipe, profile)
+    return FitSubject(
+        model=recipe.model,
+        engine=full.engine or recipe.engine.name.value,
+        scheme=recipe.quant.scheme.value,
+        bpw=recipe.quant.bpw.value,
+        quant_repo=recipe.quant.repo.value,
+        quant_revision=recipe.quant.revision.value,
+        layout=recipe.topology.layout.value,
+        cache_tokens=full.cache_tokens.value or full.pool_tokens.value,
+        request_tokens=full.max_request_tokens.value,
+        kv=full.kv.value,
+        slots=full.slots.value,
+        drafter=full.drafter,
+        draft_tokens=full.draft_tokens,
+        chunk_tokens=full.chunk_tokens,
+        head_card=full.head_card,
+        margin_mib=full.margin_mib,
+        index_keys=full.index_keys,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FitTerm:
+    """One part of a card's memory."""
+
+    name: str
+    bytes: int
+    quality: Quality
+
+
+@dataclass(frozen=True, slots=True)
+class CardFit:
+    """One card: its terms, and the low, expected and high figures of their sum."""
+
+    name: str
+    usable_bytes: int
+    low_bytes: int
+    expected_bytes: int
+    high_bytes: int
+    terms: tuple[FitTerm, ...]
+    layers: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """``reason`` is one sentence for a reader; ``levers`` are changes that would help, cheapest first."""
+
+    verdict: Verdict
+    reason: str
+    cards: tuple[CardFit, ...] = ()
+    limiting_card: str | None = None
+    levers: tuple[str, ...] = ()
+    max_context_tokens: int | None = None
+
+
+class FitCalculator(Protocol):
+    """The planner's face towards the catalogue."""
+
+    def fit(self, subject: FitSubject, geometry: Geometry | None, hardware: Hardware) -> FitReport:
+        """Judge one profile on somebody's cards; *unknown* for a recipe that cannot be judged."""
+        ...
+
+
+class UnknownFit:
+    """The calculator of a catalogue that was given none."""
+
+    def fit(self, subject: FitSubject, geometry: Geometry | None, hardware: Hardware) -> FitReport:
+        return FitReport("unknown", "no planner is at hand to say")

@@ -1,0 +1,145 @@
+"""Evaluating a query over the index: which records match, and the base that each facet is counted on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from tandem.recipes.buckets import top_codes
+from tandem.recipes.columns import ABSENT, FIRST, NONE, Bools, Column, Ints, accept
+from tandem.recipes.facets import Facet, Group, facets_of
+from tandem.recipes.index import CatalogueIndex
+from tandem.recipes.query import Query
+from tandem.recipes.terms import Term, within
+
+
+class Matching:
+    """One query against one index. ``fits`` is the computed column of the query's hardware, if any.
+
+    A record matches when it is found by the search and each group has a member that satisfies all the
+    group's filters. The base of facet F is the members of F's group whose record satisfies everything but
+    F's own filter.
+    """
+
+    def __init__(self, index: CatalogueIndex, query: Query, found: Ints | None, fits: Column | None) -> None:
+        self.query = query
+        self.grain = index.grain(query.grain)
+        self.facets = tuple(
+            facet for facet in facets_of(query.grain) if facet.key != "fits" or fits is not None
+        )
+        self._fits = fits
+        self._by_key = {facet.key: facet for facet in self.facets}
+        self._searched = self._found_records(index, found)
+        self._masks: dict[str, Bools] = {}
+        # The values that ~other leaves out are ranked without any facet's ~other: no filter waits for itself.
+        self._others = {key for key in query.filters if query.uses_other(key)}
+        for key in query.filters.keys() - self._others:
+            self._masks[key] = self._filter_mask(key)
+        self._shown = {key: self._rank(self._by_key[key]) for key in self._others}
+        for key in self._others:
+            self._masks[key] = self._filter_mask(key)
+
+    def column(self, facet: Facet) -> Column:
+        if facet.key == "fits":
+            assert self._fits is not None
+            return self._fits
+        return self.grain.column(facet, self.query.possible)
+
+    def records(self) -> Bools:
+        """Bool per record."""
+        matched = self._searched
+        for group in self.grain.members:
+            members = self._group_mask(group)
+            if members is not None:
+                matched = matched & self.grain.members[group].any_of(members)
+        return matched
+
+    def base(self, facet: Facet) -> Bools:
+        """Bool per member of the facet's group."""
+        return self._base(facet, others=True)
+
+    def _base(self, facet: Facet, *, others: bool) -> Bools:
+        matched = self._searched
+        for group in self.grain.members:
+            members = None if group == facet.group else self._group_mask(group, others=others)
+            if members is not None:
+                matched = matched & self.grain.members[group].any_of(members)
+        own = self.grain.members[facet.group]
+        base = matched if own.one_each else matched[own.record]
+        filtered = self._group_mask(facet.group, without=facet.key, others=others)
+        return base if filtered is None else base & filtered
+
+    def shown(self, facet: Facet, counts: Ints) -> list[int]:
+        """Codes of the values that are listed; ``~other`` is every stated value but these."""
+        if facet.key not in self._shown:
+            self._shown[facet.key] = self._rank(facet) if self._others else _top(counts, self.query.top)
+        return self._shown[facet.key]
+
+    def accepted(self, facet: Facet, term: Term) -> Bools:
+        """Bool per code of the facet's column."""
+        column = self.column(facet)
+        if term.word == "none":
+            return accept(column.code_count, [NONE])
+        if term.word == "na":
+            return accept(column.code_count, [ABSENT])
+        if term.word == "other":
+            accepted = np.ones(column.code_count, dtype=np.bool_)
+            accepted[[NONE, ABSENT, *self._shown[facet.key]]] = False
+            return accepted
+        if term.bounds is not None:
+            held = within(facet, term.bounds, column.spans, self.query.strict)
+            return np.concatenate([np.zeros(FIRST, dtype=np.bool_), held])
+        code = _position(column.values, term.value)
+        return accept(column.code_count, [] if code is None else [code + FIRST])
+
+    def _rank(self, facet: Facet) -> list[int]:
+        """The values to list where the filters that use ``~other`` are set aside."""
+        column = self.column(facet)
+        return _top(column.counts(column.selection(self._base(facet, others=False))), self.query.top)
+
+    def _found_records(self, index: CatalogueIndex, found: Ints | None) -> Bools:
+        if found is None:
+            return np.ones(self.grain.records, dtype=np.bool_)
+        recipes = np.zeros(len(index.recipe_ids), dtype=np.bool_)
+        recipes[found] = True
+        owner = index.owner(self.query.grain)
+        return recipes if owner is None else recipes[owner]
+
+    def _group_mask(self, group: Group, *, without: str | None = None, others: bool = True) -> Bools | None:
+        mask: Bools | None = None
+        for key, own in self._masks.items():
+            if key == without or self._by_key[key].group != group or not (others or key not in self._others):
+                continue
+            mask = own if mask is None else mask & own
+        return mask
+
+    def _filter_mask(self, key: str) -> Bools:
+        facet = self._by_key[key]
+        column = self.column(facet)
+        held = self.query.filter_of(key)
+        mask = np.ones(len(column.members.record), dtype=np.bool_)
+        if held.any_of:
+            mask &= column.mask(self._any(facet, held.any_of))
+        for term in held.all_of:
+            mask &= column.mask(self.accepted(facet, term))
+        if held.none_of:
+            mask &= ~column.mask(self._any(facet, held.none_of))
+        return mask
+
+    def _any(self, facet: Facet, terms: tuple[Term, ...]) -> Bools:
+        accepted = self.accepted(facet, terms[0])
+        for term in terms[1:]:
+            accepted = accepted | self.accepted(facet, term)
+        return accepted
+
+
+def _top(counts: Ints, top: int) -> list[int]:
+    return [position + FIRST for position in top_codes(counts[FIRST:], top)]
+
+
+def _position(values: tuple[str, ...], value: str | None) -> int | None:
+    if value is None:
+        return None
+    position = bisect_left(values, value)
+    return position if position < len(values) and values[position] == value else None

@@ -1,0 +1,23 @@
+"""The one error of a drilldown query."""
+
+from __future__ import annotations
+
+from tandem.core.errors import UserError
+
+
+class QueryError(UserError):
+    """A part of a query cannot be used. ``param`` names it; HTTP answers 400, a command exits with 2."""
+
+    def __init__(self, param: str, problem: str, remedy: str | None = None) -> None:
+        self.param = param
+        self.problem = problem
+        super().__init__(f"{param}: {problem}", remedy=remedy)
+
+
+class UnknownRecipeError(UserError):
+    """No recipe has this id; HTTP answers 404."""
+
+    def __init__(self, recipe_id: str, similar: tuple[str, ...]) -> None:
+        self.recipe_id = recipe_id
+        self.similar = similar
+        super().__init__(f"No recipe {recipe_id!r}", remedy=", ".join(similar) or "tandem recipes ls")
