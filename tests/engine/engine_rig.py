@@ -24,6 +24,7 @@ class Rig:
         stages: int = 1,
         hooks: dict[int, Callable[[str], None]] | None = None,
         cards: Sequence[Card] | None = None,
+        state_checkpoints: int = 0,
         **plan,
     ) -> None:
         self.plan = make_plan(layers=LAYERS, stages=stages, **plan)
@@ -44,7 +45,13 @@ class Rig:
             )
             for index, stage in enumerate(self.plan.stages)
         ]
-        self.engine = build_engine(self.models, self.plan, residual_width=WIDTH, vocab_size=VOCAB)
+        self.engine = build_engine(
+            self.models,
+            self.plan,
+            residual_width=WIDTH,
+            vocab_size=VOCAB,
+            state_checkpoints=state_checkpoints,
+        )
         self.driver = Driver(self.engine)
 
     def __enter__(self) -> Rig:
