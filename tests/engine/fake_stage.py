@@ -59,6 +59,8 @@ class FakeStage:
         self.hook = hook or (lambda event: None)
         self.cache = torch.full((len(layers), pages, page_tokens), torch.nan, device=self.device)
         self.states = torch.full((len(layers), slots), torch.nan, device=self.device)
+        self.poisoned: int | None = None
+        """Rows whose greedy token would be this one get a NaN among their logits."""
         self.kept: dict[int, torch.Tensor] = {}
         self.events: list[str] = []
         self.addresses: set[tuple[int, ...]] = set()
@@ -110,7 +112,10 @@ class FakeStage:
         self.note(f"logits {hidden.shape[0]}")
         best = hidden.sum(dim=1) % VOCAB
         distance = (torch.arange(VOCAB, device=self.device)[None, :] - best[:, None]) % VOCAB
-        return -distance.float() / 8
+        logits = -distance.float() / 8
+        if self.poisoned is not None:
+            logits[best == self.poisoned, VOCAB // 2] = torch.nan
+        return logits
 
     def reset_slot(self, slot: int) -> None:
         self.note(f"reset {slot}")

@@ -187,6 +187,21 @@ def test_a_sequence_whose_sampling_fails_is_alone_in_it(sampling, constraint, me
         assert rig.driver.generate(good, 4) == expected(prompt(6), 4)
 
 
+def test_logits_that_are_not_finite_end_their_sequence_alone():
+    with Rig(2) as rig:
+        good, bad = rig.driver.open(prompt(6)), rig.driver.open(prompt(7, seed=1))
+        rig.driver.advance([good, bad])
+        (rig.models[1].poisoned,) = expected(prompt(7, seed=1), 2)[1:]
+        result = rig.engine.submit(rig.driver.batch([rig.driver.run(bad), rig.driver.run(good)])).result(30)
+        (fault,) = result.faults
+        assert fault.slot == bad.slot
+        assert "1 of 97 are NaN or inf" in fault.message
+        rig.driver.take(dataclasses.replace(result, faults=()))
+        rig.models[1].poisoned = None
+        rig.driver.close(bad)
+        assert rig.driver.generate(good, 5) == expected(prompt(6), 5)
+
+
 @pytest.mark.parametrize("token", [-1, VOCAB, 99_999_999])
 def test_a_prompt_token_outside_the_vocabulary_never_reaches_the_model(token):
     with Rig(2) as rig:
