@@ -1,0 +1,56 @@
+"""The registry of output formats, and which of them a chat template speaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.errors import ModelUnsupportedError
+from tandem.text.tools.base import ToolFormat
+from tandem.text.tools.glm import GLM
+from tandem.text.tools.json_calls import HERMES, LLAMA3_JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Reasoning between two tags."""
+
+    name: str
+    open_tag: str
+    close_tag: str
+
+
+THINK = ReasoningFormat("think", "<think>", "</think>")
+
+_REASONING = {THINK.name: THINK}
+_TOOLS = {tool_format.name: tool_format for tool_format in (GLM, HERMES, LLAMA3_JSON)}
+_OFF = "none"
+
+
+def reasoning_format(name: str | None, template: str) -> ReasoningFormat | None:
+    """The format of that name, or (None) the one the template speaks. Raises ModelUnsupportedError."""
+    if name is None:
+        return THINK if THINK.open_tag in template or THINK.close_tag in template else None
+    if name == _OFF:
+        return None
+    if name not in _REASONING:
+        raise _unknown("reasoning format", name, list(_REASONING))
+    return _REASONING[name]
+
+
+def tool_format(name: str | None, template: str) -> ToolFormat | None:
+    """The format of that name, or (None) the one the template speaks. Raises ModelUnsupportedError."""
+    if name is None:
+        if "<arg_key>" in template:
+            return GLM
+        if "<tool_call>" in template:
+            return HERMES
+        return LLAMA3_JSON if '"parameters": ' in template and "<|eot_id|>" in template else None
+    if name == _OFF:
+        return None
+    if name not in _TOOLS:
+        raise _unknown("tool format", name, list(_TOOLS))
+    return _TOOLS[name]
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> ModelUnsupportedError:
+    return ModelUnsupportedError(f"Unknown {kind}", found=name, remedy=", ".join([*known, _OFF]))
