@@ -1,0 +1,1 @@
+"""Attention of grouped query heads over paged keys and values."""

@@ -1,0 +1,1 @@
+"""Rows of a token embedding table."""

@@ -1,0 +1,63 @@
+"""How CPU kernels are compiled, cached and spread over the cores.
+
+numba reads its cache folder when a function is decorated, so it is settled here, before any kernel is. The
+folder's name carries a hash of the kernel sources: numba notices a change of the decorated file alone, not
+of the helpers it calls in others.
+
+Threads: OpenMP starts a parallel region in about 3 µs and may be entered by several stage workers at once.
+numba's built-in pool needs 20 to 30 µs (2 cores, measured) and must be entered by one thread at a time; it
+is the fallback where no OpenMP runtime can be loaded, and ``parallel_region`` then serialises the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch  # noqa: F401 - loads the OpenMP runtime it ships, which numba then finds
+
+from tandem.core.settings import read_environment
+
+
+def _source_hash() -> str:
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.py"), *folder.glob("*/cpu.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _openmp_available() -> bool:
+    try:
+        importlib.import_module("numba.np.ufunc.omppool")
+    except ImportError:
+        return False
+    return True
+
+
+numba.config.CACHE_DIR = str(read_environment().cache_dir / "kernels" / _source_hash())
+numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+_region: AbstractContextManager[Any] = contextlib.nullcontext() if _openmp_available() else threading.RLock()
+
+
+def parallel_region() -> AbstractContextManager[Any]:
+    """Hold this around calls of parallel kernels; re-entrant, and free where the thread pool allows it."""
+    return _region
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile for one core. No fast-math: the order of operations is the one written."""
+    return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+
+
+def parallel_kernel(function: Callable[..., Any]) -> Any:
+    """Compile with ``numba.prange`` loops spread over the cores."""
+    return numba.njit(cache=True, nogil=True, error_model="numpy", parallel=True)(function)

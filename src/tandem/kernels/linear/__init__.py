@@ -1,0 +1,1 @@
+"""Matrix products of activations with dense or quantized weights."""

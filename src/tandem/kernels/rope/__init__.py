@@ -1,0 +1,1 @@
+"""Rotary position embedding: frequencies, and the rotation of queries and keys."""
