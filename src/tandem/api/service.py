@@ -38,6 +38,8 @@ class ModelCard:
     context_tokens: int
     aliases: tuple[str, ...] = ()
     owned_by: str = "tandem"
+    bytes_per_token: int = 0
+    """Weight bytes that decoding one token reads; 0 = unknown."""
     details: dict[str, str] = field(default_factory=dict)
     """Architecture, quantization, cards, cache format … for people to read."""
 

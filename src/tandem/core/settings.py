@@ -15,6 +15,8 @@ from pathlib import Path
 from tandem.core.errors import SettingsError
 from tandem.core.pip_config import PackageIndex, read_package_index
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 _FALSE = {"", "0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
 
@@ -59,7 +61,7 @@ def read_environment(environ: dict[str, str] | None = None) -> Environment:
     cache_home = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
     data_home = Path(env.get("XDG_DATA_HOME") or home / ".local" / "share")
     level = env.get("TANDEM_LOG_LEVEL", "info").lower()
-    if level not in {"debug", "info", "warning", "error"}:
+    if level not in LOG_LEVELS:
         raise SettingsError(
             "TANDEM_LOG_LEVEL must be debug, info, warning or error",
             found=level,

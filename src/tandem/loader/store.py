@@ -186,9 +186,7 @@ def _stored_revisions(folder: Path, repository: str) -> list[StoredModel]:
     commits = {str(path.relative_to(folder / "refs")): path.read_text().strip() for path in references}
     revisions = []
     for path in snapshots:
-        named = tuple(
-            str(ref.relative_to(folder / "refs")) for ref, commit in refs.items() if commit == path.name
-        )
+        named = tuple(name for name, commit in commits.items() if commit == path.name)
         size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         name = f"{repository}@{path.name[:_SHOWN_COMMIT_LENGTH]}"
         revisions.append(StoredModel(name, "hub", path, size_bytes, _checkpoint_state(path), named))

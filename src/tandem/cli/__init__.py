@@ -1,0 +1,1 @@
+"""The ``tandem`` command: parses, calls, prints. Importing it loads neither torch nor the server."""

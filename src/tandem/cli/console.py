@@ -1,0 +1,31 @@
+"""Where commands print: data to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from tandem.core.errors import SettingsError
+
+
+def output() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def notices() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(data: object) -> None:
+    """One JSON document on standard output, keys in the order given."""
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def write_json(path: Path, data: object) -> None:
+    """The same document as a file. Raises SettingsError where it cannot be written."""
+    try:
+        path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written", found=error.strerror) from error
