@@ -24,7 +24,7 @@ from tandem.core.outputs import Delta
 from tandem.core.requests import Finish, FinishReason, GenerationRequest, TokenOutput
 from tandem.server.errors import as_request_error
 from tandem.server.metrics import Metrics
-from tandem.text.bundle import OutputProcessor
+from tandem.text.output import OutputProcessor
 
 _log = get_logger("server")
 
@@ -160,6 +160,7 @@ class _Sink:
     def on_finish(self, finish: Finish) -> None:
         processor = self._choice.processor
         self._generation.count(self._choice, finish)
+        self._metrics.queue_time.observe(finish.timings.queue_ms / 1000)
         self._metrics.finished.labels(finished_reason=finish.reason.value).inc()
         if finish.error is None:
             try:

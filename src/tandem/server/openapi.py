@@ -77,7 +77,9 @@ def install_openapi(app: FastAPI, *, has_keys: bool) -> None:
                 [(body, "validation") for body in _BODIES], by_alias=True, ref_template=_REFS
             )
             components = built.setdefault("components", {})
-            components.setdefault("schemas", {}).update(definitions["$defs"])
+            schemas = components.setdefault("schemas", {})
+            schemas.update(definitions["$defs"])
+            _drop_validation_errors(built, schemas)
             if has_keys:
                 components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 built["security"] = [{"key": []}]
@@ -85,3 +87,11 @@ def install_openapi(app: FastAPI, *, has_keys: bool) -> None:
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way to replace it
+
+
+def _drop_validation_errors(document: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """FastAPI documents a 422 for every route with a path parameter; here there is none."""
+    for operation in (operation for path in document["paths"].values() for operation in path.values()):
+        operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)

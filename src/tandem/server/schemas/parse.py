@@ -43,7 +43,8 @@ def parse_request(body: bytes, model: type[Model]) -> Model:
         raise _as_request_error(error) from None
     if has_nan:
         raise RequestError("The body is not JSON: NaN and Infinity are not numbers", code="invalid_json")
-    unknown = sorted(set(request.model_extra or {}) - IGNORED_FIELDS)
+    extra = request.model_extra or {}
+    unknown = sorted({name for name, value in extra.items() if value is not None} - IGNORED_FIELDS)
     if unknown:
         _log.warning("ignored unknown fields: %s", ", ".join(repr(name[:64]) for name in unknown[:16]))
     return request
