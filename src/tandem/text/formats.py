@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tandem.core.errors import ModelUnsupportedError
+from tandem.text.reasoning import THINK, ReasoningFormat
 from tandem.text.tools.base import ToolFormat
 from tandem.text.tools.glm import GLM
 from tandem.text.tools.json_calls import HERMES, LLAMA3_JSON
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """Reasoning between two tags."""
-
-    name: str
-    open_tag: str
-    close_tag: str
-
-
-THINK = ReasoningFormat("think", "<think>", "</think>")
 
 _REASONING = {THINK.name: THINK}
 _TOOLS = {tool_format.name: tool_format for tool_format in (GLM, HERMES, LLAMA3_JSON)}

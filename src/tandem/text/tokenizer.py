@@ -47,6 +47,9 @@ class Tokenizer:
         """Text of every control or user-defined token, and its id."""
         self.special_token_ids = frozenset(index for index, token in added.items() if token.special)
         self._bytes = _token_bytes(self._backend, self.added_tokens, _is_byte_level(fields))
+        marked = self._backend.encode("", add_special_tokens=True).ids
+        self.automatic_bos: int | None = marked[0] if marked else None
+        """The control token that the definition itself puts before every text."""
         self.bos_token_id = bos_token_id
         self.add_bos = add_bos
 

@@ -34,9 +34,11 @@ class OutputOptions:
     starts_in_reasoning: bool = False
     """From ``ChatPrompt``."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Declared tools in OpenAI's shape; empty (also for tool_choice "none") = calls are plain content."""
+    """Declared tools in OpenAI's shape; without any, calls are plain content."""
     parallel_tool_calls: bool = True
     """False: the first call is delivered, later ones are dropped."""
+    drop_tool_calls: bool = False
+    """For tool_choice "none": calls of the declared tools are recognised and left out of the message."""
     skip_special_tokens: bool = True
     """Leave control tokens out of the text (those that mark reasoning and calls are always read)."""
 
@@ -64,5 +66,6 @@ class ConstraintSpec:
     """From ``ChatPrompt``: the answer may open a reasoning block before the constraint begins."""
     reasoning_budget_tokens: int | None = None
     """After so many reasoning tokens the block is closed by force. 0 closes it at once."""
-    param: str = "response_format"
-    """The request field named by a RequestError when the constraint cannot be compiled."""
+    param: str | None = None
+    """The request field named by a RequestError when the constraint cannot be compiled; None = ``tools`` for
+    tools, else ``response_format``."""

@@ -41,7 +41,7 @@ def lark_json(schema: Any, root: Any = None, *, lenient: bool = False) -> str:
 
 
 def calls_grammar(tool_format: ToolFormat, tools: tuple[ToolSpec, ...], *, single: bool, lead: bool) -> str:
-    """At least one call of the given tools; with ``single`` exactly one. ``lead`` allows blank lines first."""
+    """At least one call of the given tools, exactly one if ``single``. ``lead`` allows blank lines first."""
     grammars = [tool_format.grammar(tool, f"call_{number}") for number, tool in enumerate(tools)]
     calls = "call" if single else f"call ({lark_string(tool_format.separator)}? call){{0,{MAX_CALLS - 1}}}"
     if not tool_format.separator and not single:
