@@ -30,6 +30,6 @@ def plan_rows(
         others = min(share - len(planned), len(ready) - position) - 1
         rows = min(sequence.backlog, MAX_ROWS_PER_RUN, budget - others)
         if secure(sequence, sequence.scheduled + rows):
-            planned.append((sequence, sequence.take_run(step, rows)))
+            planned.append((sequence, sequence.take_run((step, len(planned)), rows)))
             budget -= rows
     return planned

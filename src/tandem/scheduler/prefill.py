@@ -38,7 +38,7 @@ def plan_chunks(
         if not secure(sequence, end):
             continue
         number = memory.checkpoint_for(sequence, end)
-        run = sequence.take_run(step, end - sequence.scheduled, number)
+        run = sequence.take_run((step, len(planned)), end - sequence.scheduled, number)
         planned.append((sequence, run))
         if memory.can_be_adopted(sequence, run):
             claims.add(_chunk_key(sequence, run.start // chunk_tokens, chunk_tokens))

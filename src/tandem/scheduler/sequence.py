@@ -31,7 +31,7 @@ class Sequence:
         "first_token_at",
         "history",
         "in_flight",
-        "last_step",
+        "last_turn",
         "leaving",
         "node",
         "order",
@@ -71,7 +71,8 @@ class Sequence:
         self.pages: tuple[int, ...] = ()
         self.scheduled = 0
         self.in_flight = 0
-        self.last_step = -1
+        self.last_turn = (-1, 0)
+        """Step of its latest run, and the run's place in it: who was served first goes first again."""
         self.leaving = False
         """Slot and pages are to be given back as soon as nothing is in flight."""
         self.node: Node | None = None
@@ -112,7 +113,7 @@ class Sequence:
             constraint=self.request.constraint,
         )
 
-    def take_run(self, step: int, rows: int, save_checkpoint: int | None = None) -> Run:
+    def take_run(self, turn: tuple[int, int], rows: int, save_checkpoint: int | None = None) -> Run:
         """The next ``rows`` tokens as a run, now in flight. Pages have been secured by the caller."""
         end = self.scheduled + rows
         in_prompt = self.in_prompt
@@ -130,7 +131,7 @@ class Sequence:
         )
         self.restore_checkpoint = None
         self.scheduled = end
-        self.last_step = step
+        self.last_turn = turn
         self.in_flight += 1
         return run
 
@@ -173,4 +174,4 @@ class Sequence:
 
 def least_recent_first(sequences: Iterator[Sequence]) -> list[Sequence]:
     """Whose turn it is: the longest unserved first, the older one among equals."""
-    return sorted(sequences, key=lambda sequence: (sequence.last_step, sequence.order))
+    return sorted(sequences, key=lambda sequence: (sequence.last_turn, sequence.order))
