@@ -212,7 +212,8 @@ def _write(
 ) -> None:
     with disk_full_reported(partial), partial.open(mode) as file:
         written = file.tell()
-        for block in response.iter_raw(_BLOCK_BYTES):
+        # As they arrive: with a block size of its own httpx would drop what it gathered when the line is cut.
+        for block in response.iter_raw():
             kept = block[: limit_bytes - written]
             file.write(kept)
             written += len(kept)
