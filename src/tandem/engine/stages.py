@@ -15,6 +15,7 @@ from tandem.engine.buffers import StageBuffers
 from tandem.engine.head import SamplingHead
 from tandem.engine.step import CloseSlot, Message, OpenSlot, Pass, PrefillPass, RowsPass
 from tandem.engine.transfer import Entrance, Stopped
+from tandem.kernels.jit import use_threads
 from tandem.models.base import StageModel
 
 Parcel = tuple[Message, torch.Tensor | None]
@@ -89,7 +90,7 @@ class Stage:
 
     def _run(self, owner: StageOwner, threads: int) -> None:
         # Stages must split their products alike, or the number of stages could show in the last bits.
-        torch.set_num_threads(threads)
+        use_threads(threads)
         if self.plan.card.kind == "cuda":
             torch.cuda.set_device(self.plan.card.index)
         try:

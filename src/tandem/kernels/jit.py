@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
-import torch  # noqa: F401 - loads the OpenMP runtime it ships, which numba then finds
+import torch  # loads the OpenMP runtime it ships, which numba then finds
 
 from tandem.core.settings import read_environment
 
@@ -61,3 +61,9 @@ def kernel(function: Callable[..., Any]) -> Any:
 def parallel_kernel(function: Callable[..., Any]) -> Any:
     """Compile with ``numba.prange`` loops spread over the cores."""
     return numba.njit(cache=True, nogil=True, error_model="numpy", parallel=True)(function)
+
+
+def use_threads(count: int) -> None:
+    """Spread what the calling thread computes from now on, here and in torch, over ``count`` cores."""
+    torch.set_num_threads(count)
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
