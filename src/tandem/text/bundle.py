@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,13 @@ class TextBundle:
             )
         self._reasoning = reasoning_format(reasoning, source)
         self._tools = tool_format(tools, source)
-        self._guard = MarkerGuard(self.tokenizer)
         self._reasoning_tags = (
             None
             if self._reasoning is None
             else ReasoningTags(self.tokenizer, self._reasoning, self.eos_token_ids, self.vocab_size)
         )
         tags = self._reasoning_texts + (self._tools.tags if self._tools else ())
+        self._guard = MarkerGuard(self.tokenizer, _control_texts(self.tokenizer, source, tags))
         ids = (self.tokenizer.added_tokens.get(tag) for tag in tags)
         self._tag_ids = frozenset(index for index in ids if index is not None)
         self._compiler = GrammarCompiler(
@@ -234,3 +235,13 @@ class TextBundle:
         if text.endswith(self._reasoning.open_tag):
             return True, False
         return False, not text.endswith(self._reasoning.close_tag)
+
+
+def _control_texts(tokenizer: Tokenizer, template: str, tags: Collection[str]) -> frozenset[str]:
+    """Added tokens that mean something in a prompt: control tokens, and others that the template or an
+    output format writes. (The rest are mere vocabulary, such as runs of spaces or HTML tags.)"""
+    return frozenset(
+        text
+        for text, index in tokenizer.added_tokens.items()
+        if text.strip() and (tokenizer.is_special(index) or text in tags or text in template)
+    )

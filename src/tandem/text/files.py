@@ -28,7 +28,7 @@ _END_TOKENS = (
     "<|system|>",
     "<|observation|>",
 )
-"""Control tokens that end a turn in every model that has them; a role's marker begins somebody else's turn."""
+"""Control tokens that end a turn in every model that has them (a role's marker begins another turn)."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 

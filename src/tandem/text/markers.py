@@ -33,11 +33,12 @@ class Piece:
 
 
 class MarkerGuard:
-    """Knows the control-token texts of one tokenizer."""
+    """Knows the texts that mean something in one model's prompts."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, control_texts: Collection[str]) -> None:
+        """``control_texts`` are texts of added tokens, none empty."""
         self._tokenizer = tokenizer
-        controls = sorted(filter(None, tokenizer.added_tokens), key=len, reverse=True)
+        controls = sorted(control_texts, key=len, reverse=True)
         self._texts = [*controls, _OPEN, _CLOSE, CONTINUE_MARK]
         self._index = {text: number for number, text in enumerate(self._texts)}
         self._typed = re.compile("|".join(map(re.escape, self._texts)))

@@ -51,7 +51,8 @@ class CallParser(ABC):
             next(self._steps, None)
         if self.status is CallStatus.DONE:
             self.rest, self._text = self._text, ""
-        output, self._output = "".join(self._output), []
+        output = "".join(self._output)
+        self._output.clear()
         return output
 
     @abstractmethod
