@@ -1,0 +1,171 @@
+"""CUDA C++ compiled at first use by NVRTC: no compiler on the user's machine, no build step.
+
+A compiled kernel is kept under the cache folder, named by the hash of everything that went into it (source,
+options, architecture, NVRTC's version), so a second start loads it in a millisecond and a changed source can
+never meet an old binary. Compiling needs no card: a CPU machine checks every architecture.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.core.errors import EngineFault, ModelUnsupportedError
+from tandem.core.log import get_logger
+
+if TYPE_CHECKING:
+    import torch
+
+_log = get_logger("kernels")
+
+_DEFAULT_SHARED_BYTES = 47 * 1024
+"""48 KiB less what a kernel may hold statically."""
+SUPPORTED_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """One ``.cu`` file and the macros it is compiled with. Equal sources share one compiled module."""
+
+    path: Path
+    defines: tuple[tuple[str, str | int], ...] = ()
+
+    def with_defines(self, **defines: str | int) -> KernelSource:
+        return KernelSource(self.path, tuple(sorted((*self.defines, *defines.items()))))
+
+
+@functools.cache
+def _toolchain() -> tuple[Any, str, tuple[str, ...]]:
+    """cuda.core, NVRTC's version, and where the CUDA headers lie. Raises ModelUnsupportedError."""
+    try:
+        import cuda.core
+        from cuda.bindings import nvrtc
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError as error:
+        raise ModelUnsupportedError(
+            "CUDA kernels need the GPU packages", found=str(error), remedy="pip install 'tandem-serve[gpu]'"
+        ) from error
+    _, major, minor = nvrtc.nvrtcVersion()
+    found = (find_nvidia_header_directory(name) for name in ("cudart", "cccl"))
+    include = tuple(dict.fromkeys(str(path) for path in found if path))
+    return cuda.core, f"{major}.{minor}", include
+
+
+def compile_cubin(source: KernelSource, architecture: str, cache_dir: Path | None) -> bytes:
+    """Machine code for ``architecture`` (``sm_90``), from the cache or compiled now.
+
+    Raises EngineFault carrying the compiler's log if the source does not compile (our bug), and
+    ModelUnsupportedError if the GPU packages are missing.
+    """
+    core, version, include = _toolchain()
+    text = source.path.read_text()
+    for header in sorted(source.path.parent.glob("*.cuh")):
+        text = text.replace(f'#include "{header.name}"', header.read_text())
+    key = hashlib.sha256(repr((text, source.defines, architecture, version)).encode()).hexdigest()
+    kept = cache_dir / "cubin" / f"{source.path.stem}-{key[:32]}.cubin" if cache_dir else None
+    if kept is not None and kept.is_file():
+        return kept.read_bytes()
+    options = core.ProgramOptions(
+        arch=architecture,
+        std="c++17",
+        include_path=list(include),
+        define_macro=[(name, str(value)) for name, value in source.defines],
+        use_fast_math=False,
+    )
+    try:
+        code: bytes = core.Program(text, "c++", options).compile("cubin").code
+    except Exception as error:
+        raise EngineFault(f"{source.path.name} does not compile for {architecture}: {error}") from error
+    if kept is not None:
+        _keep(kept, code)
+    return code
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write beside and rename: two processes that compile at once both end with a whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(code)
+    Path(file.name).replace(path)
+
+
+def _allow_shared(kernel: Any, device_index: int, shared_bytes: int) -> None:
+    """More than 48 KiB of dynamic shared memory has to be asked for, kernel by kernel."""
+    from cuda.bindings import driver
+
+    (status,) = driver.cuKernelSetAttribute(
+        driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+        shared_bytes,
+        kernel.handle,
+        device_index,
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise EngineFault(f"A kernel asks for {shared_bytes} bytes of shared memory", found=str(status))
+
+
+@dataclass(slots=True)
+class KernelModule:
+    """One source on one card. Launches go to torch's current stream, so that graphs capture them."""
+
+    source: KernelSource
+    device_index: int
+    cache_dir: Path | None
+    _kernels: dict[str, Any] = field(default_factory=dict)
+    _allowed_shared: dict[str, int] = field(default_factory=dict)
+    _object: Any = None
+
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        *args: object,
+        shared_bytes: int = 0,
+    ) -> None:
+        """Queue one kernel. ``args``: tensors (their address), or numpy/ctypes scalars of the exact type."""
+        import torch
+
+        core = _toolchain()[0]
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            kernel = self._kernels[name] = self._load().get_kernel(name)
+        if shared_bytes > self._allowed_shared.get(name, _DEFAULT_SHARED_BYTES):
+            _allow_shared(kernel, self.device_index, shared_bytes)
+            self._allowed_shared[name] = shared_bytes
+        stream = core.Stream.from_handle(torch.cuda.current_stream(self.device_index).cuda_stream)
+        config = core.LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+        passed = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        core.launch(stream, config, kernel, *passed)
+
+    def _load(self) -> Any:
+        import torch
+
+        if self._object is None:
+            core = _toolchain()[0]
+            core.Device(self.device_index).set_current()
+            major, minor = torch.cuda.get_device_capability(self.device_index)
+            code = compile_cubin(self.source, f"sm_{major}{minor}", self.cache_dir)
+            self._object = core.ObjectCode.from_cubin(code)
+        return self._object
+
+
+_modules: dict[tuple[KernelSource, int], KernelModule] = {}
+
+
+def kernel_module(source: KernelSource, device: torch.device, cache_dir: Path | None) -> KernelModule:
+    """The module of a source on a card, compiled at its first launch and shared from then on."""
+    index = device.index or 0
+    key = (source, index)
+    if key not in _modules:
+        _modules[key] = KernelModule(source, index, cache_dir)
+    return _modules[key]
+
+
+def describe(defines: Mapping[str, str | int]) -> str:
+    """Macros as they would stand on a compiler's command line, for logs."""
+    return " ".join(f"-D{name}={value}" for name, value in sorted(defines.items()))
