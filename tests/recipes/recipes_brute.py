@@ -16,6 +16,7 @@ from tandem.recipes.values import date_span
 
 TODAY = dt.date(2026, 11, 1)
 NOTHING = Cell()
+WORDS = {"~none", "~na"}
 ABSENT = Cell(not_applicable=True)
 
 
@@ -65,12 +66,9 @@ class Brute:
     def __init__(self, all_records: list[Record], query: Query) -> None:
         self.records = all_records
         self.query = query
-        self.shown: dict[str, set[str]] = {}
-        others = {key for key in query.filters if query.uses_other(key)}
+        self._frequent: dict[str, set[str]] = {}
         self._satisfied: dict[tuple[int, str], bool] = {}
-        self._bases: dict[tuple[int, str, frozenset[str]], list[dict[str, Cell]]] = {}
-        self.shown = {key: self.top(key, others) for key in others}
-        self._satisfied.clear()
+        self._bases: dict[tuple[int, str], list[dict[str, Cell]]] = {}
 
     def values(self, facet: Facet, cells: dict[str, Cell]) -> list:
         cell = cells.get(facet.key, NOTHING)
@@ -81,7 +79,7 @@ class Brute:
         if value in ("~na", "~none"):
             return term.text == value
         if term.word == "other":
-            return value not in self.shown[facet.key]
+            return value not in self.frequent(facet.key)
         if term.word is not None:
             return False
         if facet.kind == "term":
@@ -111,62 +109,62 @@ class Brute:
         none_of = not any(self.holds(facet, t, v) for t in held.none_of for v in values)
         return any_of and all_of and none_of
 
-    def matching(self, record: Record, without: set[str] = frozenset()) -> bool:
-        keys = [key for key in self.query.filters if key not in without]
+    def matching(self, record: Record) -> bool:
         return all(
             any(
-                all(self.satisfies(cells, key) for key in keys if BY_KEY[key].group == group)
+                all(self.satisfies(cells, key) for key in self.query.filters if BY_KEY[key].group == group)
                 for cells in members
             )
             for group, members in record.groups.items()
         )
 
-    def base_members(self, record: Record, key: str, without: set[str]) -> list[dict[str, Cell]]:
-        """The members of the facet's group that satisfy its group's other filters, if the record matches."""
-        place = (id(record), key, frozenset(without))
-        if place not in self._bases:
-            self._bases[place] = self._base_members(record, key, without)
-        return self._bases[place]
+    def base_members(self, record: Record, key: str) -> list[dict[str, Cell]]:
+        """The members of the facet's group that satisfy its other filters, if the record matches."""
+        if (id(record), key) not in self._bases:
+            self._bases[id(record), key] = self._base_members(record, key)
+        return self._bases[id(record), key]
 
-    def _base_members(self, record: Record, key: str, without: set[str]) -> list[dict[str, Cell]]:
-        group = BY_KEY[key].group
-        keys = [k for k in self.query.filters if k != key and k not in without]
-        for other, members in record.groups.items():
-            if other != group and not any(
-                all(self.satisfies(c, k) for k in keys if BY_KEY[k].group == other) for c in members
-            ):
-                return []
-        return [
-            c
-            for c in record.groups[group]
-            if all(self.satisfies(c, k) for k in keys if BY_KEY[k].group == group)
-        ]
+    def _base_members(self, record: Record, key: str) -> list[dict[str, Cell]]:
+        keys = [other for other in self.query.filters if other != key]
+        held = {
+            group: [c for c in members if all(self.satisfies(c, k) for k in keys if BY_KEY[k].group == group)]
+            for group, members in record.groups.items()
+        }
+        return held[BY_KEY[key].group] if all(held.values()) else []
 
-    def count(self, key: str, term: Term, without: set[str] = frozenset()) -> int:
+    def count(self, key: str, term: Term) -> int:
         facet = BY_KEY[key]
         return sum(
             any(
                 self.holds(facet, term, value)
-                for cells in self.base_members(record, key, without)
+                for cells in self.base_members(record, key)
                 for value in self.values(facet, cells)
             )
             for record in self.records
         )
 
-    def tally(self, key: str, without: set[str] = frozenset()) -> dict[str, int]:
+    def tally(self, key: str) -> dict[str, int]:
         facet = BY_KEY[key]
         counts: dict[str, int] = {}
         for record in self.records:
-            held = {v for cells in self.base_members(record, key, without) for v in self.values(facet, cells)}
-            for value in held:
+            for value in {v for c in self.base_members(record, key) for v in self.values(facet, c)}:
                 counts[value] = counts.get(value, 0) + 1
         return counts
 
-    def top(self, key: str, others: set[str]) -> set[str]:
-        counts = {v: n for v, n in self.tally(key, others).items() if v not in ("~na", "~none")}
-        order = sorted(counts, key=lambda v: (-counts[v], v))
-        limit = self.query.top
-        if len(order) <= limit:
-            return set(order)
-        tied = sum(counts[v] >= counts[order[limit - 1]] for v in order)
-        return set(order[: tied if tied <= 2 * limit else limit])
+    def frequent(self, key: str) -> set[str]:
+        if key not in self._frequent:
+            counts: dict[str, int] = {}
+            facet = BY_KEY[key]
+            for record in self.records:
+                for value in {v for c in record.groups[facet.group] for v in self.values(facet, c)} - WORDS:
+                    counts[value] = counts.get(value, 0) + 1
+            self._frequent[key] = top(counts, self.query.top)
+        return self._frequent[key]
+
+
+def top(counts: dict[str, int], limit: int) -> set[str]:
+    order = sorted(counts, key=lambda value: (-counts[value], value))
+    if len(order) <= limit:
+        return set(order)
+    tied = sum(counts[value] >= counts[order[limit - 1]] for value in order)
+    return set(order[: tied if tied <= 2 * limit else limit])

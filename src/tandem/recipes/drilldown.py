@@ -9,11 +9,10 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from tandem.recipes.buckets import date_ranges, number_ranges
+from tandem.recipes.buckets import date_ranges, number_ranges, top_codes
 from tandem.recipes.columns import ABSENT, FIRST, NONE, Column, Ints
 from tandem.recipes.facets import BY_KEY, Facet
 from tandem.recipes.index import CatalogueIndex
@@ -123,66 +122,62 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
     base = matching.base(facet)
     selection = column.selection(base)
     counts = column.counts(selection)
-    held = query.filter_of(facet.key)
-    chosen = {term.text: term for term in held.any_of}
-    find = query.find.get(facet.key, "")
-    terms: dict[str, int] = {}
+    chosen = {term.text: term for term in query.filter_of(facet.key).any_of}
+
+    def count(term: Term) -> int:
+        return column.count_records(selection, matching.accepted(facet, term))
+
     if facet.kind == "term":
-        if limit is not None:
-            codes = [
-                int(code)
-                for code in np.argsort(-counts[FIRST:], kind="stable")[:limit] + FIRST
-                if counts[code]
-            ]
-        else:
-            codes = matching.shown(facet, counts)
-        codes = [code for code in codes if counts[code]]
-        if find:
-            codes = _found(column, counts, facet, find, label)
+        codes = _codes(matching, facet, counts, label, limit)
         terms = {value_term(column.values[code - FIRST]).text: int(counts[code]) for code in codes}
+    elif facet.kind == "number":
+        terms = {text: count(parse_term(facet, text)) for text in number_ranges(column.spans, counts[FIRST:])}
     else:
-        ranges = (
-            number_ranges(column.spans, counts[FIRST:])
-            if facet.kind == "number"
-            else date_ranges(column.values, counts[FIRST:])
-        )
-        for text in ranges:
-            count = column.count_records(selection, matching.accepted(facet, parse_term(facet, text)))
-            if count:
-                terms[parse_term(facet, text).text] = count
-    words: dict[str, int] = {"~none": int(counts[NONE]), "~na": int(counts[ABSENT])}
-    if facet.kind == "term" and limit is None and not find:
-        words["~other"] = column.count_records(selection, _complement(column, matching.shown(facet, counts)))
-    for text, term in chosen.items():
-        if text not in terms and text not in words:
-            terms[text] = column.count_records(selection, matching.accepted(facet, term))
-    listed = list(terms.items()) + [
-        (text, words[text]) for text in ("~other", "~na", "~none") if words.get(text) or text in chosen
-    ]
+        terms = {text: count(parse_term(facet, text)) for text in date_ranges(column.values, counts[FIRST:])}
+    distinct = int(np.count_nonzero(counts[FIRST:]))
+    truncated = facet.kind == "term" and distinct > len(terms)
+    listed = {text: number for text, number in terms.items() if number}
+    listed |= {text: count(term) for text, term in chosen.items() if term.word is None and text not in listed}
+    if "~other" in chosen or (truncated and limit is None and facet.key not in query.find):
+        listed["~other"] = column.count_records(selection, matching.others(facet))
+    listed |= {"~na": int(counts[ABSENT]), "~none": int(counts[NONE])}
     return FacetView(
         facet=facet,
-        total=matching.grain.members[facet.group].any_of(base).sum().item(),
+        total=int(np.count_nonzero(matching.grain.members[facet.group].any_of(base))),
         unknown=int(counts[NONE]),
-        distinct=int(np.count_nonzero(counts[FIRST:])),
-        truncated=bool(words.get("~other")),
+        distinct=distinct,
+        truncated=truncated,
         values=tuple(
-            FacetValue(
-                id=text,
-                label=term_label(facet, parse_term(facet, text), label),
-                count=count,
-                selected=text in chosen,
-                toggle=query.toggled(facet.key, parse_term(facet, text)).query_string(),
-            )
-            for text, count in listed
+            _value(query, facet, parse_term(facet, text), number, text in chosen, label)
+            for text, number in listed.items()
+            if number or text in chosen
         ),
-        find=find,
+        find=query.find.get(facet.key, ""),
     )
 
 
-def _complement(column: Column, shown: list[int]) -> Any:
-    accepted = np.ones(column.code_count, dtype=np.bool_)
-    accepted[[NONE, ABSENT, *shown]] = False
-    return accepted
+def _value(query: Query, facet: Facet, term: Term, count: int, selected: bool, label: Labeller) -> FacetValue:
+    toggle = query.toggled(facet.key, term).query_string()
+    return FacetValue(term.text, term_label(facet, term, label), count, selected, toggle)
+
+
+def _codes(matching: Matching, facet: Facet, counts: Ints, label: Labeller, limit: int | None) -> list[int]:
+    find = matching.query.find.get(facet.key)
+    if find is not None:
+        return _found(matching.column(facet), counts, facet, find, label)
+    if limit is not None:
+        by_count = np.argsort(-counts[FIRST:], kind="stable")[:limit] + FIRST
+        return [int(code) for code in by_count if counts[code]]
+    return _listed(matching, facet, counts)
+
+
+def _listed(matching: Matching, facet: Facet, counts: Ints) -> list[int]:
+    """The catalogue's most frequent values that occur here, filled up with the most frequent ones here."""
+    frequent = [code for code in matching.frequent(facet) if counts[code]]
+    most = [position + FIRST for position in top_codes(counts[FIRST:], matching.query.top)]
+    missing = max(len(most) - len(frequent), 0)
+    codes = frequent + [code for code in most if code not in set(frequent)][:missing]
+    return sorted(codes, key=lambda code: (-counts[code], code))
 
 
 def _found(column: Column, counts: Ints, facet: Facet, find: str, label: Labeller) -> list[int]:

@@ -24,7 +24,7 @@ class GrainIndex:
         self.members = {group: Members(record, records) for group, (record, _) in links.items()}
         self._rows = {group: rows for group, (_, rows) in links.items()}
         self._columns: dict[tuple[str, bool], Column] = {}
-        self._orders: dict[tuple[str, bool], Ints] = {}
+        self._frequencies: dict[tuple[str, bool], Ints] = {}
 
     def add(self, key: str, possible: bool, column: TableColumn) -> None:
         group = BY_KEY[key].group
@@ -39,6 +39,14 @@ class GrainIndex:
     def arrange(self, facet: Facet, column: TableColumn) -> Column:
         """A column that is not kept, such as a computed one."""
         return column.arrange(self._rows[facet.group], self.members[facet.group])
+
+    def frequencies(self, key: str, column: Column, possible: bool) -> Ints:
+        """Records per code over the whole grain."""
+        held = self._frequencies.get((key, possible))
+        if held is None:
+            held = column.counts(column.selection(np.ones(len(column.members.record), dtype=np.bool_)))
+            self._frequencies[key, possible] = held
+        return held
 
     def order(self, key: str, descending: bool, possible: bool) -> Ints:
         """All records in the order of a facet; those without a value come last, ties by ordinal."""

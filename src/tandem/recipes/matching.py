@@ -32,12 +32,7 @@ class Matching:
         self._by_key = {facet.key: facet for facet in self.facets}
         self._searched = self._found_records(index, found)
         self._masks: dict[str, Bools] = {}
-        # The values that ~other leaves out are ranked without any facet's ~other: no filter waits for itself.
-        self._others = {key for key in query.filters if query.uses_other(key)}
-        for key in query.filters.keys() - self._others:
-            self._masks[key] = self._filter_mask(key)
-        self._shown = {key: self._rank(self._by_key[key]) for key in self._others}
-        for key in self._others:
+        for key in query.filters:
             self._masks[key] = self._filter_mask(key)
 
     def column(self, facet: Facet) -> Column:
@@ -57,24 +52,28 @@ class Matching:
 
     def base(self, facet: Facet) -> Bools:
         """Bool per member of the facet's group."""
-        return self._base(facet, others=True)
-
-    def _base(self, facet: Facet, *, others: bool) -> Bools:
         matched = self._searched
         for group in self.grain.members:
-            members = None if group == facet.group else self._group_mask(group, others=others)
+            members = None if group == facet.group else self._group_mask(group)
             if members is not None:
                 matched = matched & self.grain.members[group].any_of(members)
         own = self.grain.members[facet.group]
         base = matched if own.one_each else matched[own.record]
-        filtered = self._group_mask(facet.group, without=facet.key, others=others)
+        filtered = self._group_mask(facet.group, without=facet.key)
         return base if filtered is None else base & filtered
 
-    def shown(self, facet: Facet, counts: Ints) -> list[int]:
-        """Codes of the values that are listed; ``~other`` is every stated value but these."""
-        if facet.key not in self._shown:
-            self._shown[facet.key] = self._rank(facet) if self._others else _top(counts, self.query.top)
-        return self._shown[facet.key]
+    def frequent(self, facet: Facet) -> list[int]:
+        """Codes of the catalogue's ``top`` most frequent values, whatever else is filtered."""
+        if facet.key == "fits":
+            return list(range(FIRST, self.column(facet).code_count))
+        counts = self.grain.frequencies(facet.key, self.column(facet), self.query.possible)
+        return [position + FIRST for position in top_codes(counts[FIRST:], self.query.top)]
+
+    def others(self, facet: Facet) -> Bools:
+        """Bool per code: what ``~other`` stands for. It means the same under any other filter."""
+        accepted = np.ones(self.column(facet).code_count, dtype=np.bool_)
+        accepted[[NONE, ABSENT, *self.frequent(facet)]] = False
+        return accepted
 
     def accepted(self, facet: Facet, term: Term) -> Bools:
         """Bool per code of the facet's column."""
@@ -84,19 +83,12 @@ class Matching:
         if term.word == "na":
             return accept(column.code_count, [ABSENT])
         if term.word == "other":
-            accepted = np.ones(column.code_count, dtype=np.bool_)
-            accepted[[NONE, ABSENT, *self._shown[facet.key]]] = False
-            return accepted
+            return self.others(facet)
         if term.bounds is not None:
             held = within(facet, term.bounds, column.spans, self.query.strict)
             return np.concatenate([np.zeros(FIRST, dtype=np.bool_), held])
         code = _position(column.values, term.value)
         return accept(column.code_count, [] if code is None else [code + FIRST])
-
-    def _rank(self, facet: Facet) -> list[int]:
-        """The values to list where the filters that use ``~other`` are set aside."""
-        column = self.column(facet)
-        return _top(column.counts(column.selection(self._base(facet, others=False))), self.query.top)
 
     def _found_records(self, index: CatalogueIndex, found: Ints | None) -> Bools:
         if found is None:
@@ -106,12 +98,11 @@ class Matching:
         owner = index.owner(self.query.grain)
         return recipes if owner is None else recipes[owner]
 
-    def _group_mask(self, group: Group, *, without: str | None = None, others: bool = True) -> Bools | None:
+    def _group_mask(self, group: Group, *, without: str | None = None) -> Bools | None:
         mask: Bools | None = None
         for key, own in self._masks.items():
-            if key == without or self._by_key[key].group != group or not (others or key not in self._others):
-                continue
-            mask = own if mask is None else mask & own
+            if key != without and self._by_key[key].group == group:
+                mask = own if mask is None else mask & own
         return mask
 
     def _filter_mask(self, key: str) -> Bools:
@@ -132,10 +123,6 @@ class Matching:
         for term in terms[1:]:
             accepted = accepted | self.accepted(facet, term)
         return accepted
-
-
-def _top(counts: Ints, top: int) -> list[int]:
-    return [position + FIRST for position in top_codes(counts[FIRST:], top)]
 
 
 def _position(values: tuple[str, ...], value: str | None) -> int | None:

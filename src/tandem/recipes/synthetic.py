@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from tandem.recipes.files import RecipeFile
 from tandem.recipes.measurement import Confirmation, Machine, Measurement, Workload
@@ -44,7 +45,7 @@ def synthetic_recipes(count: int, seed: int, models: int = 40) -> Iterator[Recip
         yield RecipeFile(recipe, rng.choice(("shipped", "shipped", "user")), Located("synthetic.yaml", {}))
 
 
-def _maybe(rng: random.Random, value: object, candidates: tuple[object, ...] = ()) -> Stated[str]:
+def _maybe(rng: random.Random, value: object, candidates: tuple[object, ...] = ()) -> Any:
     """The value, or one of the gaps a source may leave."""
     draw = rng.random()
     if draw < 0.7:
@@ -75,24 +76,24 @@ def _recipe(rng: random.Random, number: int, models: int) -> Recipe:
         model=f"model-{min(int(rng.expovariate(0.15)), models - 1):03}",
         status_claimed=Stated.model_validate(rng.choice((None, "proven", "reported"))),
         quant=Quant(
-            scheme=_maybe(rng, rng.choice(("exl3", "w4a16", "gguf", "fp8")), ("exl3", "nvfp4")),  # type: ignore[arg-type]
-            bpw=_maybe(rng, rng.choice((2.5, 3.0, 3.05, 4.0, 4.3, 8.0)), (3.0, 4.0)),  # type: ignore[arg-type]
+            scheme=_maybe(rng, rng.choice(("exl3", "w4a16", "gguf", "fp8")), ("exl3", "nvfp4")),
+            bpw=_maybe(rng, rng.choice((2.5, 3.0, 3.05, 4.0, 4.3, 8.0)), (3.0, 4.0)),
             repo=_maybe(rng, f"org{rng.randint(0, 30)}/weights-{rng.randint(0, 9)}"),
             revision=_maybe(rng, f"rev{rng.randint(0, 5)}"),
         ),
         drafters=(Drafter(kind="mtp", licence=rng.choice((None, "MIT", "Apache-2.0"))),),
         engine=Engine(
-            name=_maybe(rng, rng.choice(("exllamav3", "vllm", "tandem"))),  # type: ignore[arg-type]
+            name=_maybe(rng, rng.choice(("exllamav3", "vllm", "tandem"))),
             version=_maybe(rng, f"{rng.randint(0, 2)}.{rng.randint(0, 30)}.{rng.randint(0, 5)}"),
         ),
         hardware=Hardware(
             card=_maybe(rng, rng.choice(_CARDS), tuple(_CARDS[:2])),
-            count=_maybe(rng, cards, (2, 3)),  # type: ignore[arg-type]
-            sold_gib=_maybe(rng, rng.choice((8.0, 24.0, 48.0))),  # type: ignore[arg-type]
-            power_limit_w=_maybe(rng, rng.choice((0.0, 180.0, 250.0, 300.0)), (180.0,)),  # type: ignore[arg-type]
+            count=_maybe(rng, cards, (2, 3)),
+            sold_gib=_maybe(rng, rng.choice((8.0, 24.0, 48.0))),
+            power_limit_w=_maybe(rng, rng.choice((0.0, 180.0, 250.0, 300.0)), (180.0,)),
             driver=_maybe(rng, f"{rng.randint(500, 620)}.{rng.randint(0, 9)}"),
         ),
-        topology=Topology(layout=_maybe(rng, rng.choice(("layer_split", "tp", "pp", "single")))),  # type: ignore[arg-type]
+        topology=Topology(layout=_maybe(rng, rng.choice(("layer_split", "tp", "pp", "single")))),
         headline=measurements[0].id if measurements else None,
         profiles=profiles,
         measurements=measurements,
@@ -116,9 +117,9 @@ def _profiles(rng: random.Random) -> tuple[Profile, ...]:
     return tuple(
         Profile(
             name=f"p{index}",
-            max_request_tokens=_maybe(rng, rng.choice((8192, 32768, 131072, 262144, 392960, 1048576))),  # type: ignore[arg-type]
-            kv=_maybe(rng, rng.choice(("fp16", "q8", "q4")), ("fp8", "q8")),  # type: ignore[arg-type]
-            slots=_maybe(rng, rng.randint(1, 8)),  # type: ignore[arg-type]
+            max_request_tokens=_maybe(rng, rng.choice((8192, 32768, 131072, 262144, 392960, 1048576))),
+            kv=_maybe(rng, rng.choice(("fp16", "q8", "q4")), ("fp8", "q8")),
+            slots=_maybe(rng, rng.randint(1, 8)),
             drafter=rng.choice((None, "none", "mtp", "dflash2")),
         )
         for index in range(rng.choice((1, 1, 2, 3)))
