@@ -1,183 +1,172 @@
 """A profile as a complete configuration, every value with where it comes from.
 
 default < recipe < profile < file < environment < flag. Unknown keys are errors wherever they are written.
+Option names are those of ``core.options.LoadOptions`` wherever both have one.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
 
 from tandem.core.errors import SettingsError
-from tandem.core.settings import parse_flag
+from tandem.core.options import PREFIX_REUSE, SettingsLayer, resolve_options
 from tandem.recipes.profiles import effective_profile, named_profile
 from tandem.recipes.schema import Recipe
 
-Layer = Literal["default", "recipe", "profile", "file", "environment", "flag"]
-Value = str | int | bool | None
 ENVIRONMENT_PREFIX = "TANDEM_SERVE_"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One key. ``kind`` says how text is read; ``choices`` closes it."""
+class ServeSettings:
+    """Everything a served recipe is set by. None = chosen when the model is known."""
 
-    key: str
-    kind: Literal["text", "count", "switch"]
-    default: Value
-    help: str
-    choices: tuple[str, ...] | None = None
-
-    @property
-    def variable(self) -> str:
-        return ENVIRONMENT_PREFIX + self.key.upper()
-
-
-SETTINGS: tuple[Setting, ...] = (
-    Setting("model", "text", None, "folder, GGUF file or repository of the weights"),
-    Setting("revision", "text", None, "revision of the repository"),
-    Setting("cards", "text", None, "cards to use, such as cuda:2 or cpu:1"),
-    Setting("layout", "text", "layer_split", "how the layers lie over the cards", ("single", "layer_split")),
-    Setting("split", "text", None, "layers for each card, instead of the planner's cut"),
-    Setting("head_card", "count", None, "card of the LM head, instead of the planner's choice"),
-    Setting("context_tokens", "count", None, "longest request, prompt and answer together"),
-    Setting("cache_tokens", "count", None, "tokens the cache holds for all requests together"),
-    Setting("kv", "text", "fp16", "format of the cache", ("fp16", "q8", "q4")),
-    Setting("index_keys", "text", "pooled", "what the indexer keeps of each token", ("raw", "pooled")),
-    Setting("slots", "count", 4, "requests at once"),
-    Setting("chunk_tokens", "count", 2048, "prompt tokens multiplied together"),
-    Setting("drafter", "text", "none", "speculation", ("none", "mtp", "dflash2", "ngram")),
-    Setting("draft_repo", "text", None, "weights of the drafter"),
-    Setting("draft_revision", "text", None, "revision of the drafter's weights"),
-    Setting("draft_tokens", "count", None, "tokens drafted at once, instead of the drafter's own number"),
-    Setting("margin_mib", "count", 256, "memory left alone on each card"),
-    Setting("prefix_reuse", "text", "exact", "reuse of earlier prompts", ("exact", "fast", "off")),
-    Setting("host", "text", "127.0.0.1", "address to listen on"),
-    Setting("port", "count", 8012, "port to listen on"),
-)
-BY_KEY = {setting.key: setting for setting in SETTINGS}
+    model: str | None = None
+    """A folder, a GGUF file or ``org/name``."""
+    revision: str | None = None
+    cards: str | None = None
+    layout: str = "layer_split"
+    split: str | None = None
+    """Layers per card, instead of the planner's cut."""
+    head_card: int | None = None
+    context_tokens: int | None = None
+    cache_tokens: int | None = None
+    """Tokens the cache holds for all requests together."""
+    cache_format: str | None = None
+    index_keys: str = "pooled"
+    """What the sparse-attention indexer keeps of each token: the pooled keys, or the raw ones too."""
+    max_running: int = 8
+    chunk_tokens: int | None = None
+    drafter: str = "none"
+    draft_repo: str | None = None
+    draft_revision: str | None = None
+    draft_tokens: int | None = None
+    margin_mib: int = 256
+    """Memory left alone on each card."""
+    prefix_reuse: str = "exact"
+    host: str = "127.0.0.1"
+    port: int = 8012
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """One value and the layer it comes from; ``origin`` names the place, such as a file or a variable."""
-
-    key: str
-    value: Value
-    layer: Layer
-    origin: str
+CHOICES: dict[str, tuple[str, ...]] = {
+    "layout": ("single", "layer_split"),
+    "cache_format": ("fp32", "fp16", "bf16", "q8", "q6", "q4"),
+    "index_keys": ("raw", "pooled"),
+    "drafter": ("none", "mtp", "dflash2", "ngram"),
+    "prefix_reuse": PREFIX_REUSE,
+}
+KEYS = tuple(field.name for field in fields(ServeSettings))
+_COUNTS = tuple(field.name for field in fields(ServeSettings) if "int" in str(field.type))
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Complete: every key of ``SETTINGS`` occurs once, in that order."""
+    """Complete: every key of ``ServeSettings`` has a value and a source."""
 
     recipe: str
     profile: str
-    values: tuple[Resolved, ...]
-
-    def __getitem__(self, key: str) -> Value:
-        return next(item.value for item in self.values if item.key == key)
+    settings: ServeSettings
+    sources: Mapping[str, str]
 
     def lines(self) -> list[str]:
-        """One line a key, for printing at the start: ``kv = q8  (profile q8_384k)``."""
-        width = max(len(item.key) for item in self.values)
-        return [f"{item.key:<{width}} = {_shown(item.value)}  ({item.origin})" for item in self.values]
+        """One line a key, for printing at the start: ``cache_format = q8  (profile q8_384k)``."""
+        width = max(map(len, KEYS))
+        return [
+            f"{key:<{width}} = {_shown(getattr(self.settings, key))}  ({self.sources[key]})" for key in KEYS
+        ]
+
+    def as_dict(self) -> dict[str, dict[str, object]]:
+        """``{key: {"value": …, "source": …}}``"""
+        return {key: {"value": getattr(self.settings, key), "source": self.sources[key]} for key in KEYS}
 
 
 def resolve(
     recipe: Recipe,
     profile: str | None = None,
     *,
-    file: tuple[str, Mapping[str, object]] | None = None,
+    file: SettingsLayer | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
 ) -> Configuration:
     """Lay the layers over each other.
 
-    ``file`` is (its name, its keys); ``environment`` the variables that start with ``ENVIRONMENT_PREFIX``;
-    ``flags`` only those the user gave. Raises SettingsError for unknown keys, values that cannot be, and a
-    profile that there is none of.
+    ``environment`` are variables that start with ``ENVIRONMENT_PREFIX``; ``flags`` only those the user gave.
+    Raises SettingsError for unknown keys, values that cannot be, and a profile that there is none of.
     """
-    chosen = named_profile(recipe, profile)
-    found = {
-        setting.key: Resolved(setting.key, setting.default, "default", "default") for setting in SETTINGS
-    }
-
-    def lay(values: Mapping[str, object], layer: Layer, origin: str) -> None:
-        for key, value in values.items():
-            setting = BY_KEY.get(key)
-            if setting is None:
-                close = difflib.get_close_matches(key, BY_KEY, n=3, cutoff=0.5)
-                raise SettingsError(f"{origin}: no setting {key!r}", remedy=", ".join(close or BY_KEY))
-            if value is not None:
-                found[key] = Resolved(key, _read(setting, value, origin), layer, origin)
-
-    lay(recipe_values(recipe), "recipe", f"recipe {recipe.id}")
-    lay(profile_values(recipe, chosen.name), "profile", f"profile {chosen.name}")
+    layers = recipe_layers(recipe, profile)
     if file is not None:
-        lay(file[1], "file", file[0])
+        layers.append(file)
     for variable, text in (environment or {}).items():
-        lay({variable.removeprefix(ENVIRONMENT_PREFIX).lower(): text}, "environment", variable)
+        layers.append(SettingsLayer(variable, {variable.removeprefix(ENVIRONMENT_PREFIX).lower(): text}))
     for key, value in (flags or {}).items():
-        lay({key: value}, "flag", f"--{key.replace('_', '-')}")
-    return Configuration(recipe.id, chosen.name, tuple(found[setting.key] for setting in SETTINGS))
+        layers.append(SettingsLayer(f"--{key.replace('_', '-')}", {key: value}))
+    read = [SettingsLayer(layer.source, _read(layer)) for layer in layers]
+    resolved = resolve_options(ServeSettings, read)
+    name = named_profile(recipe, profile).name
+    return Configuration(recipe.id, name, resolved.options, resolved.sources)
 
 
-def recipe_values(recipe: Recipe) -> dict[str, Value]:
-    """What the recipe as a whole says about Tandem's settings."""
+def recipe_layers(recipe: Recipe, profile: str | None = None) -> list[SettingsLayer]:
+    """What the recipe, and then its profile, set."""
+    chosen = named_profile(recipe, profile)
+    full = effective_profile(recipe, chosen)
+    drafter = next((item for item in recipe.drafters if item.kind == full.drafter), None)
     count = recipe.hardware.count.value
-    return {
-        "model": recipe.quant.repo.value,
-        "revision": recipe.quant.revision.value,
-        "cards": None if count is None else f"cuda:{count}",
-        "layout": recipe.topology.layout.value,
-    }
+    return [
+        SettingsLayer(
+            f"recipe {recipe.id}",
+            {
+                "model": recipe.quant.repo.value,
+                "revision": recipe.quant.revision.value,
+                "cards": None if count is None else f"cuda:{count}",
+                "layout": recipe.topology.layout.value,
+            },
+        ),
+        SettingsLayer(
+            f"profile {chosen.name}",
+            {
+                "context_tokens": full.max_request_tokens.value,
+                "cache_tokens": full.cache_tokens.value or full.pool_tokens.value,
+                "cache_format": full.kv.value,
+                "index_keys": full.index_keys,
+                "max_running": full.slots.value,
+                "chunk_tokens": full.chunk_tokens,
+                "head_card": full.head_card,
+                "margin_mib": full.margin_mib,
+                "drafter": full.drafter,
+                "draft_repo": None if drafter is None else drafter.repo,
+                "draft_revision": None if drafter is None else drafter.revision,
+                "draft_tokens": full.draft_tokens,
+            },
+        ),
+    ]
 
 
-def profile_values(recipe: Recipe, name: str) -> dict[str, Value]:
-    """What one profile says, its drafter's weights included."""
-    profile = effective_profile(recipe, named_profile(recipe, name))
-    drafter = next((item for item in recipe.drafters if item.kind == profile.drafter), None)
-    return {
-        "context_tokens": profile.max_request_tokens.value,
-        "cache_tokens": profile.cache_tokens.value or profile.pool_tokens.value,
-        "kv": profile.kv.value,
-        "index_keys": profile.index_keys,
-        "slots": profile.slots.value,
-        "chunk_tokens": profile.chunk_tokens,
-        "head_card": profile.head_card,
-        "margin_mib": profile.margin_mib,
-        "drafter": profile.drafter,
-        "draft_repo": None if drafter is None else drafter.repo,
-        "draft_revision": None if drafter is None else drafter.revision,
-        "draft_tokens": profile.draft_tokens,
-    }
+def _read(layer: SettingsLayer) -> dict[str, object]:
+    """Values in their own types; those of unknown keys as they are, for ``resolve_options`` to refuse."""
+    read: dict[str, object] = {}
+    for key, value in layer.values.items():
+        if value is None or key not in KEYS:
+            read[key] = value
+        elif key in _COUNTS:
+            read[key] = _count(key, value, layer.source)
+        elif not isinstance(value, str):
+            raise SettingsError(f"{layer.source}: {key} must be text", found=repr(value))
+        elif value not in CHOICES.get(key, (value,)):
+            wanted = ", ".join(CHOICES[key])
+            raise SettingsError(f"{layer.source}: {key} must be one of {wanted}", found=value)
+        else:
+            read[key] = value
+    return read
 
 
-def _read(setting: Setting, value: object, origin: str) -> Value:
-    if setting.kind == "switch":
-        return value if isinstance(value, bool) else parse_flag(f"{origin}: {setting.key}", str(value))
-    if setting.kind == "count":
-        return _count(setting, value, origin)
-    if not isinstance(value, str):
-        raise SettingsError(f"{origin}: {setting.key} must be text", found=repr(value))
-    if setting.choices is not None and value not in setting.choices:
-        wanted = ", ".join(setting.choices)
-        raise SettingsError(f"{origin}: {setting.key} must be one of {wanted}", found=value)
-    return value
-
-
-def _count(setting: Setting, value: object, origin: str) -> int:
-    text = str(value).strip().lower().replace(",", "").replace("_", "")
-    scale = 1024 if text.endswith("k") else 1
+def _count(key: str, value: object, source: str) -> int:
+    text = str(value).strip().lower().replace(",", "")
     digits = text.removesuffix("k")
     if isinstance(value, bool) or not (digits.isascii() and digits.isdigit() and len(digits) <= 12):
-        raise SettingsError(f"{origin}: {setting.key} must be a whole number", found=repr(value))
-    return int(digits) * scale
+        raise SettingsError(f"{source}: {key} must be a whole number", found=repr(value))
+    return int(digits) * (1024 if text.endswith("k") else 1)
 
 
-def _shown(value: Value) -> str:
-    return "not set" if value is None else str(value)
+def _shown(value: object) -> str:
+    return "chosen at load" if value is None else str(value)

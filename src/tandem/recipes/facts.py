@@ -243,8 +243,8 @@ def _recipe_summary(recipe: Recipe, model: ModelEntry, standing: Standing, origi
         "title": recipe.title,
         "model": model.name,
         "model_id": model.id,
-        "quant": recipe.quant.label or recipe.quant.scheme.text(),
-        "engine": recipe.engine.label or recipe.engine.name.text(),
+        "quant": recipe.quant.label.text() or recipe.quant.scheme.text(),
+        "engine": recipe.engine.label.text() or recipe.engine.name.text(),
         "hardware": f"{count}{hardware.card.text() or 'cards'}{memory}",
         "layout": recipe.topology.label or _label(recipe.topology.layout),
         "context": recipe.context.text() or recipe.profiles[0].max_request_tokens.text("tokens"),
@@ -261,9 +261,15 @@ def _recipe_summary(recipe: Recipe, model: ModelEntry, standing: Standing, origi
 
 def _words(recipe: Recipe, model: ModelEntry) -> dict[str, str]:
     flags = [flag for profile in recipe.profiles for flag in (*profile.flags, profile.name)]
-    names = [model.name, *model.aliases, recipe.model_label, recipe.quant.label, recipe.quant.repo.value]
+    names = [
+        model.name,
+        *model.aliases,
+        recipe.model_label,
+        recipe.quant.label.text(),
+        recipe.quant.repo.value,
+    ]
     setup = [
-        recipe.engine.label, recipe.engine.name.value, recipe.engine.server, recipe.engine.version.value,
+        recipe.engine.label.text(), recipe.engine.name.value, recipe.engine.server, recipe.engine.version.value,
         recipe.hardware.card.value, recipe.topology.label, recipe.hardware.unlock.text(),
         *(test.by.text() for test in recipe.tested),
     ]  # fmt: skip

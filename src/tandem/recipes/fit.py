@@ -35,7 +35,7 @@ class Hardware:
                 groups[-1] = (groups[-1][0] + 1, size, usable)
             else:
                 groups.append((1, size, usable))
-        return "+".join(
+        return ",".join(
             f"{count}x{_gib(size)}gib" + ("" if usable == size else f":usable={_gib(usable)}")
             for count, size, usable in groups
         )
@@ -51,13 +51,13 @@ _GROUP = re.compile(
 
 
 def parse_hardware(text: str) -> Hardware:
-    """``2x64GiB``, ``2x64GiB:usable=63.4``, ``1x64GiB+1x24GiB``. Raises QueryError for anything else."""
+    """``2x64GiB``, ``2x64GiB:usable=63.4``, ``64GiB,24GiB``. Raises QueryError for anything else."""
     sizes: list[int] = []
     usables: list[int] = []
-    for part in text.strip().lower().replace(" ", "").split("+"):
+    for part in text.strip().lower().replace(" ", "").replace("+", ",").split(","):
         match = _GROUP.fullmatch(part)
         if match is None:
-            raise QueryError("hw", f"{text!r} names no cards", "write them like 2x64gib or 1x64gib+1x24gib")
+            raise QueryError("hw", f"{text!r} names no cards", "write them like 2x64gib or 64gib,48gib")
         count, size = int(match[1] or 1), float(match[2])
         usable = float(match[3]) if match[3] is not None else size
         if not count or not size or not 0 < usable <= size:

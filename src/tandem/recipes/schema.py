@@ -63,7 +63,7 @@ class ModelFile(Document):
 class Quant(Document):
     """The weights as they are fetched."""
 
-    label: str | None = None
+    label: MaybeText = Unknown
     """The source's own line."""
     scheme: Stated[QuantScheme] = Unknown
     bpw: MaybeFloat = Unknown
@@ -96,7 +96,7 @@ class Drafter(Document):
 class Engine(Document):
     """What runs the model, and from where."""
 
-    label: str | None = None
+    label: MaybeText = Unknown
     name: Stated[EngineName] = Unknown
     version: MaybeText = Unknown
     commit: MaybeText = Unknown
