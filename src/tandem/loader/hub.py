@@ -102,7 +102,8 @@ def _from_cache(
             revision=revision,
             cache_dir=options.cache_dir,
             local_files_only=True,
-            allow_patterns=["*.safetensors", "*.json"],
+            # Which weights belong to the model is for its index to say, when the checkpoint is opened.
+            allow_patterns=["config.json"],
             tqdm_class=_no_bar(),
         )
     except LocalEntryNotFoundError as error:
@@ -110,7 +111,7 @@ def _from_cache(
         raise DownloadError(
             f"{repository}@{revision} is not on this machine and {why}",
             found="an unfinished download" if partly else f"nothing in {options.cache_dir}",
-            remedy="pull it once with a network: tandem models pull " + f"{repository}@{revision}",
+            remedy=f"pull it once with a network: tandem models pull {repository}@{revision}",
         ) from (cause or error)
     return HubModel(repository, Path(folder).name, Path(folder))
 
