@@ -64,7 +64,7 @@ class _Live:
 
 
 class ScriptedEngine:
-    """core.protocols.StepEngine. The script is the one whose key occurs last in the prompt, else that of ""."""
+    """core.protocols.StepEngine. The script whose key occurs last in the prompt, else that of ""."""
 
     def __init__(
         self, text: TextBundle, scripts: Mapping[str, Script], limits: EngineLimits = LIMITS
@@ -137,7 +137,7 @@ class ScriptedEngine:
             token = next(index for index in range(ord("A"), 256) if index not in banned)
         constraint = live.spec.constraint
         if constraint is not None:
-            token = self._allowed(constraint.token_mask(), token)
+            token = self._allowed(constraint.token_mask(), token, live.count)
             constraint.accept(token)
         return token
 
@@ -156,17 +156,20 @@ class ScriptedEngine:
             return live.tokens[live.count % len(live.tokens)]
         return end if script.ends else ord(".")
 
-    def _allowed(self, mask: bytes | None, token: int) -> int:
-        """The script's token where the grammar allows it, else the one that ends things soonest."""
+    def _allowed(self, mask: bytes | None, token: int, count: int) -> int:
+        """The script's token where the grammar allows it, else in turn one of those that may end things."""
 
         def ok(index: int) -> bool:
             return mask is None or (index // 8 < len(mask) and bool(mask[index // 8] >> (index % 8) & 1))
 
-        if ok(token):
-            return token
         end = stub_model.token_ids(self._text, stub_model.END)[0]
-        soonest = [end, *b'"}],:', *range(ord("a"), ord("z") + 1), *range(self._text.tokenizer.vocab_size)]
-        return next(index for index in soonest if ok(index))
+        preferred = next((index for index in (token, end) if ok(index)), None)
+        if preferred is not None:
+            return preferred
+        tags = [stub_model.token_ids(self._text, tag)[0] for tag in ("</arg_value>", "</tool_call>")]
+        closing = [index for index in (*b'"}],:', *tags) if ok(index)]
+        others = (index for index in range(self._text.tokenizer.vocab_size) if ok(index))
+        return closing[count % len(closing)] if closing else next(others)
 
     def _logprob(self, spec: SequenceSpec, token: int) -> TokenLogprob | None:
         asked = spec.sampling.logprobs

@@ -144,7 +144,6 @@ async def test_g7_continuing_the_last_message(opens: Opens) -> None:
                 messages=[USER, opening], continue_final_message=True, add_generation_prompt=True
             )
             assert_error(both, 400, param="continue_final_message")
-            assert_error(await server.chat(messages=[USER], continue_final_message=True), 400)
 
 
 async def test_g11_typed_markers_stay_text(opens: Opens) -> None:

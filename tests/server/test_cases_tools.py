@@ -121,7 +121,7 @@ async def test_c6_payload_with_quotes_braces_newlines_and_tags(opens: Opens) -> 
         assert arguments(call) == {"content": code}
 
 
-@pytest.mark.parametrize("limit", range(9, 80, 7))
+@pytest.mark.parametrize("limit", range(10, 80, 7))  # a lone "<" could still become text
 async def test_c8_call_cut_by_the_token_limit(opens: Opens, limit: int) -> None:
     write = tool("write_file", path={"type": "string"}, content={"type": "string"})
     text = "</think>" + glm_call("write_file", path="a.txt", content="line\n" * 200)

@@ -19,8 +19,8 @@ class ToolPlan:
     declared: tuple[dict[str, Any], ...] = ()
     """Calls of these are recognised in the output."""
     in_prompt: bool = False
-    suppress: bool = False
-    """tool_choice "none": should the model call all the same, the call is dropped."""
+    drop_calls: bool = False
+    """tool_choice "none": should the model call all the same, the call is left out."""
     required: bool = False
     name: str | None = None
     """Exactly this tool is to be called."""
@@ -42,7 +42,7 @@ def plan_tools(request: ChatRequest) -> ToolPlan:
     if choice == "required" and not tools:
         raise _bad_choice("tool_choice is 'required', but there are no tools")
     if choice == "none" or not tools:
-        return ToolPlan(tools, suppress=bool(tools))
+        return ToolPlan(tools, drop_calls=bool(tools))
     return ToolPlan(tools, in_prompt=True, required=choice == "required", parallel=parallel)
 
 
@@ -91,7 +91,7 @@ def output_constraint(request: GenerationFields) -> ConstraintSpec | None:
             "Only one constraint on the output can be given",
             param=specs[1].param,
             code="invalid_value",
-            found=", ".join(spec.param for spec in specs),
+            found=", ".join(str(spec.param) for spec in specs),
         )
     return specs[0] if specs else None
 
@@ -115,7 +115,7 @@ def _specs(
 def _from_response_format(request: GenerationFields) -> ConstraintSpec:
     assert request.response_format is not None
     if request.response_format.type == "json_object":
-        return ConstraintSpec(kind="json_object")
+        return ConstraintSpec(kind="json_object", param="response_format")
     described = request.response_format.json_schema
     if described is None or described.json_schema is None:
         raise RequestError(
@@ -123,4 +123,4 @@ def _from_response_format(request: GenerationFields) -> ConstraintSpec:
             param="response_format.json_schema.schema",
             code="missing_required_parameter",
         )
-    return ConstraintSpec(kind="json_schema", json_schema=described.json_schema)
+    return ConstraintSpec(kind="json_schema", json_schema=described.json_schema, param="response_format")

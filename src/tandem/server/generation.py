@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.api import Service
 from tandem.core.errors import NotReadyError, RequestError
@@ -38,7 +38,6 @@ class Choice:
     """Choices of the same prompt share it: usage counts a prompt once."""
     request: GenerationRequest
     processor: OutputProcessor
-    suppress_tool_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +171,8 @@ class _Sink:
                 return
         else:
             reason = finish.reason.value
-        if self._choice.suppress_tool_calls and reason == "tool_calls":
-            reason = FinishReason.STOP.value
         self._generation.post(Ended(self._choice.index, finish, reason, processor.reasoning_tokens))
 
     def _post_delta(self, delta: Delta) -> None:
-        if self._choice.suppress_tool_calls and delta.tool_calls:
-            delta = replace(delta, tool_calls=())
         if delta:
             self._generation.post(Piece(self._choice.index, delta))

@@ -46,7 +46,6 @@ class _Prompt:
     tokens: tuple[int, ...]
     options: OutputOptions
     constraint: ConstraintSpec | None
-    suppress_tool_calls: bool = False
 
 
 def check_model(card: ModelCard, name: str | None) -> None:
@@ -112,9 +111,10 @@ def prepare_chat(service: Service, config: ServerConfig, body: bytes) -> Prepare
         starts_in_reasoning=prompt.starts_in_reasoning,
         tools=tools.declared,
         parallel_tool_calls=tools.parallel,
+        drop_tool_calls=tools.drop_calls,
         skip_special_tokens=request.skip_special_tokens is not False,
     )
-    one = _Prompt(prompt.tokens, options, constraint, suppress_tool_calls=tools.suppress)
+    one = _Prompt(prompt.tokens, options, constraint)
     return _prepared("chatcmpl", request, _Build(card, text, config), [one], request.logprob_count)
 
 
@@ -201,7 +201,7 @@ def _prepared(
                 reuse_prefix=request.cache_prompt is not False,
             )
             processor = build.text.output_processor(prompt.options)
-            choices.append(Choice(index, prompt_index, generation, processor, prompt.suppress_tool_calls))
+            choices.append(Choice(index, prompt_index, generation, processor))
     return Prepared(
         id=request_id,
         model=build.card.id,

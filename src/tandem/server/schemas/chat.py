@@ -88,7 +88,7 @@ class ChatFields(GenerationFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(
         default=None,
-        description="Go on writing the last message (an assistant's) instead of opening a new one.",
+        description="Go on writing the last message instead of opening a new one.",
     )
 
     @model_validator(mode="after")
