@@ -14,6 +14,8 @@ function authorization() {
 function showHealth(report) {
   const badge = byId("badge");
   if (badge.textContent !== report.status) {
+    // The page was rendered without the model's details, which are known only once it is loaded.
+    if (badge.textContent === "loading" && history.length === 0 && !byId("prompt").value) location.reload();
     badge.textContent = report.status;
     badge.className = `badge ${report.status}`;
   }
