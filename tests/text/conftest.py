@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import toy
+import text_toy as toy
 
 from tandem.text.bundle import TextBundle
 

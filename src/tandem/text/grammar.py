@@ -105,9 +105,8 @@ class GrammarCompiler:
 
     def compile(self, spec: ConstraintSpec) -> GrammarConstraint:
         """Raises RequestError (400) if the grammar is refused; see ``ConstraintSpec.param``."""
-        param = spec.param or ("tools" if spec.kind == "tools" else "response_format")
         if not self._eos:
-            raise RequestError("Constrained output needs a model with an end token", param=param)
+            raise RequestError("Constrained output needs a model with an end token", param=spec.param)
         try:
             grammar = self._source(spec)
             matcher = LLMatcher(self._vocabulary(), grammar, log_level=0, limits=_limits())
@@ -116,12 +115,10 @@ class GrammarCompiler:
                 constraint.token_mask()
         except RequestError:
             raise
-        except (TandemError, ValueError, TypeError, RecursionError) as error:
-            raise _refusal(spec, param, str(error)) from error
-        except Exception as error:  # the GBNF converter raises bare Exception
-            raise _refusal(spec, param, str(error)) from error
+        except Exception as error:  # the library's converters raise bare Exception
+            raise _refusal(spec, str(error)) from error
         if matcher.is_error():
-            raise _refusal(spec, param, constraint.error())
+            raise _refusal(spec, constraint.error())
         return constraint
 
     def _vocabulary(self) -> LLTokenizer:
@@ -195,7 +192,7 @@ def check_size(value: Any) -> None:
         raise ValueError(f"it has {length:,} characters, more than {_MAX_TEXT_CHARACTERS:,}")
 
 
-def _refusal(spec: ConstraintSpec, param: str, reason: str) -> RequestError:
+def _refusal(spec: ConstraintSpec, reason: str) -> RequestError:
     subject = {
         "json_object": "JSON",
         "json_schema": "The JSON schema",
@@ -205,7 +202,7 @@ def _refusal(spec: ConstraintSpec, param: str, reason: str) -> RequestError:
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return RequestError(
         f"{subject} cannot be enforced",
-        param=param,
+        param=spec.param,
         found="; ".join(lines[:4])[:500] or "an unknown fault",
         remedy="leave out what is named, or ask without a constraint",
     )

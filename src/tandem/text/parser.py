@@ -102,7 +102,7 @@ class MessageParser:
             if self._call is None:
                 break
         held, self._text = self._text, ""
-        if by_model or len(held) == 1:
+        if by_model:
             self._emit_text(held)
         if self._mode is _Mode.REASONING and self._reasoning_space:
             self._events.append(TextEvent("reasoning", self._reasoning_space))
@@ -136,7 +136,7 @@ class MessageParser:
             self._mode, self._trim_start = _Mode.REASONING, True
         elif not final and may_begin(visible, (self._reasoning.open_tag,)):
             return False
-        elif self._cut_off and len(visible) > 1 and may_begin(visible, (self._reasoning.open_tag,)):
+        elif self._cut_off and visible and may_begin(visible, (self._reasoning.open_tag,)):
             self._text, self._mode = "", self._after_start
         else:
             self._mode = self._after_start

@@ -131,14 +131,15 @@ def check_template_kwargs(template_kwargs: Mapping[str, Any]) -> None:
 def render_continued(render: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]]) -> str:
     """Render a conversation whose last message is to be continued: cut right after its content.
 
-    Raises RequestError (400) if the last message has no content or the template drops it.
+    Raises RequestError (400) if the last message is not the assistant's, has no content, or is dropped by the
+    template.
     """
     content = messages[-1]["content"]
-    if not content.strip():
+    if messages[-1]["role"] != "assistant" or not content.strip():
         raise RequestError(
-            "continue_final_message needs a last message with content",
+            "continue_final_message needs a last message of the assistant with content",
             param="continue_final_message",
-            found="an empty last message",
+            found=f"a last message of the {messages[-1]['role']}" if content.strip() else "an empty one",
         )
     marked = [*messages[:-1], {**messages[-1], "content": f"{content}{CONTINUE_MARK} "}]
     rendered = render(marked)

@@ -64,7 +64,7 @@ class Tokenizer:
         backend = self._backend if special else self._plain_backend()
         try:
             ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError:
+        except TypeError:  # how the library refuses lone surrogates
             ids = backend.encode(replace_surrogates(text), add_special_tokens=False).ids
         return ids
 

@@ -66,6 +66,5 @@ class ConstraintSpec:
     """From ``ChatPrompt``: the answer may open a reasoning block before the constraint begins."""
     reasoning_budget_tokens: int | None = None
     """After so many reasoning tokens the block is closed by force. 0 closes it at once."""
-    param: str | None = None
-    """The request field named by a RequestError when the constraint cannot be compiled; None = ``tools`` for
-    tools, else ``response_format``."""
+    param: str = "response_format"
+    """The request field named by a RequestError when the constraint cannot be compiled."""

@@ -40,7 +40,7 @@ TAGS = (
     "</arg_value>",
 )
 _CORPUS = (
-    "The quick brown fox jumps over the lazy dog. It was, and will be, a story of numbers: 1 2 3 10 100 2024.",
+    "The quick brown fox jumps over the lazy dog. It was, and will be, a story of numbers: 1 2 3 10 100 202.",
     'def f(x):\n    return {"name": "get_weather", "arguments": {"city": "Oslo", "n": 12, "ok": true}}\n',
     "for (let i = 0; i < 10; i++) { console.log(`<div class='a'>${i}</div>`); }\n\n\treturn null;\n",
     '{"type": "object", "properties": {"a": [1, 2, 3], "b": null, "c": false}, "required": ["a"]}',
