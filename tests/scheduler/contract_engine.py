@@ -88,11 +88,13 @@ class Pending:
 @dataclass
 class ContractEngine:
     """``eager`` computes a batch when it is submitted, else when it is finished: a real pipeline is
-    somewhere between. ``faulty_seeds`` names sequences whose samples come out as slot faults."""
+    somewhere between. ``faulty_seeds`` names sequences whose samples come out as slot faults;
+    ``faulty_from`` makes them fail in every run from that position on."""
 
     limits: EngineLimits
     eager: bool = True
     faulty_seeds: frozenset[int] = frozenset()
+    faulty_from: int | None = None
     constant_token: int | None = None
     batches: list[Batch] = field(default_factory=list)
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -210,11 +212,12 @@ class ContractEngine:
         for run in batch.runs:
             lease = self.leases[run.slot]
             self._compute_run(run, lease)
-            if not run.sample:
-                continue
             seed = lease.spec.sampling.seed
-            if seed in self.faulty_seeds:
+            failing = run.sample if self.faulty_from is None else run.start >= self.faulty_from
+            if failing and seed in self.faulty_seeds:
                 faults.append(SlotFault(run.slot, "logits are not finite"))
+                continue
+            if not run.sample:
                 continue
             index = len(lease.history) - lease.spec.prompt_length
             token = next_token(self._read(run.pages, run.start + len(run.tokens)), lease.state, seed, index)

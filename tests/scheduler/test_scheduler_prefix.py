@@ -201,3 +201,49 @@ def test_fault_while_another_uses_the_same_prefix() -> None:
         bench.run()
         assert broken.finish.reason is FinishReason.ERROR
         assert healthy.tokens == bench.alone(request)
+
+
+@pytest.mark.parametrize("first_fault", [0, 8, 16])
+@pytest.mark.parametrize("checkpoints", [0, 4])
+def test_nothing_behind_a_faulty_chunk_is_shared(first_fault: int, checkpoints: int) -> None:
+    """The chunk after it is in flight already, and comes back without a complaint of its own."""
+    bench = Bench(make_limits(pipeline_depth=3, state_checkpoints=checkpoints), faulty_seeds=frozenset({13}))
+    bench.engine.faulty_from = first_fault
+    prompt = prompt_of(1, 41)
+    broken = bench.add(make_request("broken", prompt, seed=13))
+    request = make_request("heir", prompt)
+    heir = bench.add(request)
+    bench.run()
+    assert broken.finish.reason is FinishReason.ERROR
+    assert heir.tokens == bench.alone(request)
+    later = make_request("later", prompt[8:])
+    sink = bench.add(later)
+    bench.run()
+    assert sink.tokens == bench.alone(later)
+    assert sink.finish.usage.cached_tokens == 0
+
+
+def test_pages_in_use_stay_in_the_index() -> None:
+    """However long ago the running sequence touched its prompt, idle prompts go before it."""
+    bench = Bench(make_limits(total_pages=30, context_tokens=90, max_slots=2))
+    prompt = prompt_of(1, 33)
+    bench.add(make_request("running", prompt, max_tokens=50))
+    for i in range(2, 7):
+        bench.step()
+        bench.add(make_request(str(i), prompt_of(i, 25), max_tokens=1))
+        for _ in range(5):
+            bench.step()
+    sink = bench.add(make_request("same", prompt))
+    bench.run()
+    assert sink.finish.usage.cached_tokens == 32
+
+
+def test_prompt_sent_again_displaces_no_other_checkpoint() -> None:
+    bench = Bench(make_limits(total_pages=100, state_checkpoints=2))
+    first, second = prompt_of(1, 8), prompt_of(2, 8)
+    serve(bench, "1", first)
+    serve(bench, "2", second)
+    for i in range(3):
+        serve(bench, f"1 again {i}", first)
+    longer = (*second, 1, 2, 3)
+    assert serve(bench, "2 goes on", longer).finish.usage.cached_tokens == 8

@@ -103,10 +103,16 @@ class SequenceMemory:
         The prompt's last chunk boundary (where its next turn will resume) and a point where known
         prompts part may displace an older checkpoint; other boundaries only take free numbers.
         """
-        if not self._recurrent or not self.publishes(sequence, end):
+        if not self._recurrent or not self.publishes(sequence, end) or self._has_checkpoint(sequence, end):
             return None
         last_boundary = sequence.prompt_length // self._chunk_tokens * self._chunk_tokens
         return self.checkpoints.allot(may_evict=end in (last_boundary, sequence.branch_tokens))
+
+    def _has_checkpoint(self, sequence: Sequence, end: int) -> bool:
+        assert sequence.node is not None
+        depth = end // self._chunk_tokens
+        path = self.index.walk(sequence.node, sequence.request.prompt_tokens, depth)
+        return bool(path) and path[-1].depth == depth and path[-1].checkpoint is not None
 
     def publishes(self, sequence: Sequence, end: int) -> bool:
         """Whether the prompt chunk that ends at ``end`` will be shared once it is computed."""
