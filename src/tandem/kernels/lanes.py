@@ -21,9 +21,12 @@ from numba.core import cgutils
 from numba.core.imputils import lower_builtin
 from numba.core.typing import signature
 from numba.core.typing.templates import ConcreteTemplate, infer_global
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import models, register_model
 
 LANES = 16
+
+intrinsic: Any = numba_intrinsic  # inside kernels the first argument is absent, which typing cannot express
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)

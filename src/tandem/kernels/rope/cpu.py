@@ -20,7 +20,7 @@ def angles(
     cosine: np.ndarray,
     sine: np.ndarray,
 ) -> None:
-    """Fill cosine, sine [M, rotary/2] from positions int32 [M], inverse_frequencies [rotary/2]; floats fp32."""
+    """Fill cosine, sine float32 [M, rotary/2] from positions int32 [M], frequencies float32 [rotary/2]."""
     _angles(positions, inverse_frequencies, factor, cosine, sine)
 
 
