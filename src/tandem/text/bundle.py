@@ -125,12 +125,8 @@ class TextBundle:
         parse_tools(tools)
         check_template_kwargs(template_kwargs or {})
         kwargs, notes = resolve_template_kwargs(self.template.variables, template_kwargs or {})
-        normal = [
-            self._guard.protect(message, self._reasoning_texts if message["role"] == "assistant" else ())
-            for message in normalize_messages(messages)
-        ]
         rendered = self._render(
-            normal,
+            [self._protect(message) for message in normalize_messages(messages)],
             tools=self._guard.protect(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -190,6 +186,18 @@ class TextBundle:
     @property
     def _reasoning_texts(self) -> tuple[str, ...]:
         return () if self._reasoning is None else (self._reasoning.open_tag, self._reasoning.close_tag)
+
+    def _protect(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message without control-token text, but for the tags of a reasoning block that an assistant's
+        content begins with: clients send back what they were given, and templates know how to cut it off."""
+        protected: dict[str, Any] = self._guard.protect(message)
+        if self._reasoning is None or message["role"] != "assistant":
+            return protected
+        head, close, answer = message["content"].partition(self._reasoning.close_tag)
+        if close and head.lstrip().startswith(self._reasoning.open_tag):
+            block = self._guard.protect(head + close, keep=self._reasoning_texts)
+            protected["content"] = block + self._guard.protect(answer)
+        return protected
 
     def _render(
         self,

@@ -4,8 +4,8 @@ Values carry no type, so the declared schema decides (``argument_json``). Models
 all the same are missing or doubled tags, keys without a value, calls without arguments, and tags quoted
 inside a value. A tag inside a value counts as structure only where what follows fits:
 
-    </arg_value>   before <arg_key>, another closing tag, <tool_call> with a declared name, a declared key, the end
-    </tool_call>   before <tool_call> with a declared name, or the end (the value's own closing tag is missing)
+    </arg_value>   before <arg_key>, another closing tag, a call of a declared tool, a declared key, the end
+    </tool_call>   before a call of a declared tool or the end (the value's own closing tag is missing)
     <arg_key>K</arg_key>   for a declared K not yet given  (as above)
 """
 
