@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.api.service import LoadState, ModelCard, Service
+from tandem.api.warm_up import warm_up
 from tandem.core.cards import CardKind, resolve_cards
 from tandem.core.errors import ModelDamagedError, ModelNotFoundError, ServeError, TandemError
 from tandem.core.log import get_logger
@@ -184,6 +185,12 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
         vocab_size=prepared.spec.vocab_size,
         threads=threads,
     )
+    service.report(LoadState("loading", 0.97, "compiling kernels and checking first steps"))
+    try:
+        warm_up(engine, prepared.spec.vocab_size)
+    except BaseException:
+        engine.shutdown()
+        raise
     scheduler = Scheduler(engine, scheduler_config(options))
     weights = sum(stage.weight_bytes for stage in stages)
     _log.info(
