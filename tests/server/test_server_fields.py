@@ -211,6 +211,13 @@ async def test_i3_suffix_and_best_of(server: StubServer, field: str, value: Any)
     assert_error(await server.complete(**{field: value}), 400, "unsupported_parameter", field)
 
 
+@pytest.mark.parametrize("field", ["tools", "thinking_budget", "n_predict", "grammar"])
+async def test_what_completions_cannot_do_is_refused(server: StubServer, field: str) -> None:
+    value = {"tools": [TOOL], "grammar": "x"}.get(field, 5)
+    assert_error(await server.complete(**{field: value}), 400, "unsupported_parameter", field)
+    assert (await server.complete(max_completion_tokens=2, max_tokens=5)).json()["choices"][0]["text"] == "He"
+
+
 async def test_whole_numbers_written_as_floats(server: StubServer) -> None:
     body = b'{"prompt": "hi", "max_tokens": 2.0, "temperature": 0, "seed": 7.0, "top_k": 3}'
     response = await server.client.post("/v1/completions", content=body, headers=JSON)

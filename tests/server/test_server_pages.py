@@ -105,3 +105,10 @@ def test_stalled_is_judged_from_the_age_of_the_last_step() -> None:
     service.report(LoadState("loading", 0.5, "<i>"))
     report = HealthMonitor(service, ServerConfig()).report()
     assert (report["status"], report["progress"], report["pages"]["total"]) == ("loading", 0.5, 0)
+
+
+async def test_health_names_the_served_id(server: StubServer) -> None:
+    other = Service("./folder/model.gguf")
+    assert HealthMonitor(other, ServerConfig()).report()["model"] == "./folder/model.gguf"
+    other.attach(server.service.card, server.service.text, server.service.scheduler)
+    assert HealthMonitor(other, ServerConfig()).report()["model"] == MODEL

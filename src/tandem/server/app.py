@@ -17,7 +17,7 @@ from tandem.api import Service
 from tandem.server.auth import HostMiddleware, KeyMiddleware, needs_host_check
 from tandem.server.config import ServerConfig
 from tandem.server.context import MAX_PREPARING, ServerContext
-from tandem.server.errors import install_error_handlers
+from tandem.server.errors import CountError, install_error_handlers
 from tandem.server.health import HealthMonitor
 from tandem.server.metrics import Metrics
 from tandem.server.openapi import install_openapi
@@ -48,7 +48,7 @@ def create_app(service: Service, config: ServerConfig) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_middleware(config),
+        middleware=_middleware(config, metrics.count_error),
         telemetry=_NO_TELEMETRY,
     )
     for module in (generate, models, tokens, status):
@@ -58,7 +58,7 @@ def create_app(service: Service, config: ServerConfig) -> FastAPI:
     return app
 
 
-def _middleware(config: ServerConfig) -> list[Middleware]:
+def _middleware(config: ServerConfig, count: CountError) -> list[Middleware]:
     """Outermost first. CORS stands outside so that a preflight needs no key and a 401 can be read."""
     stack = []
     if config.cors_origins:
@@ -72,7 +72,7 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
             )
         )
     if needs_host_check(config):
-        stack.append(Middleware(HostMiddleware, allowed_hosts=config.allowed_hosts))
+        stack.append(Middleware(HostMiddleware, allowed_hosts=config.allowed_hosts, count=count))
     if config.api_keys:
-        stack.append(Middleware(KeyMiddleware, api_keys=config.api_keys))
+        stack.append(Middleware(KeyMiddleware, api_keys=config.api_keys, count=count))
     return stack

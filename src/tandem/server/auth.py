@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.core.errors import RequestError
 from tandem.server.config import ServerConfig
-from tandem.server.errors import error_response
+from tandem.server.errors import CountError, error_response
 
 OPEN_PATHS = frozenset({"/", "/health"})
 OPEN_PREFIX = "/static/"
@@ -21,8 +21,9 @@ OPEN_PREFIX = "/static/"
 class KeyMiddleware:
     """Refuses calls without a known key. Keys are kept as digests and compared in constant time."""
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], count: CountError) -> None:
         self._app = app
+        self._count = count
         self._digests = [_digest(key.encode()) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,6 +36,7 @@ class KeyMiddleware:
             code="invalid_api_key",
             remedy="send it as 'Authorization: Bearer KEY'",
         )
+        self._count(refusal)
         await error_response(refusal)(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
@@ -66,8 +68,9 @@ class HostMiddleware:
     cannot do that with an address or with ``localhost``, so these and the names given are enough.
     """
 
-    def __init__(self, app: ASGIApp, allowed_hosts: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: tuple[str, ...], count: CountError) -> None:
         self._app = app
+        self._count = count
         self._allowed = {host.lower() for host in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,6 +84,7 @@ class HostMiddleware:
             found=f"Host: {Headers(scope=scope).get('host', '')[:100]}",
             remedy="--allowed-host NAME if this is your proxy",
         )
+        self._count(refusal)
         await error_response(refusal)(scope, receive, send)
 
     def _is_allowed(self, host: str) -> bool:

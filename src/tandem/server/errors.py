@@ -14,6 +14,8 @@ from tandem.core.log import get_logger
 
 _log = get_logger("server")
 
+CountError = Callable[[RequestError], None]
+
 
 def as_request_error(error: BaseException) -> RequestError:
     """Any failure as a RequestError; what is not a request's own fault becomes a 500."""
@@ -62,7 +64,7 @@ def _from_http_exception(request: Request, error: HTTPException) -> Response:
     return response
 
 
-def install_error_handlers(app: FastAPI, count: Callable[[RequestError], None]) -> None:
+def install_error_handlers(app: FastAPI, count: CountError) -> None:
     """Every exception that leaves a route becomes an error object, and is counted."""
 
     @app.exception_handler(TandemError)

@@ -66,7 +66,7 @@ class HealthMonitor:
         stats = self.service.stats()
         return {
             "status": health.status,
-            "model": self.service.model_id,
+            "model": self._model_name(),
             "progress": round(health.progress, 4),
             "detail": health.detail,
             "running": stats.running,
@@ -80,6 +80,13 @@ class HealthMonitor:
             "uptime_s": round(time.time() - self.service.started_at, 1),
             "version": __version__,
         }
+
+    def _model_name(self) -> str:
+        """The served id; while there is none, what was asked for."""
+        try:
+            return self.service.card.id
+        except NotReadyError:
+            return self.service.model_id
 
     async def watch(self) -> None:
         """Runs for the server's life. Silence is the one answer a waiting client must never get."""

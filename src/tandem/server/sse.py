@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import RequestError
 from tandem.server.accounting import timings_of, usage_of
-from tandem.server.errors import error_object
+from tandem.server.errors import CountError, error_object
 from tandem.server.generation import Ended, Event, Generation
 from tandem.server.shapes import AnswerShape
 
@@ -53,7 +53,7 @@ class ChunkStream:
         *,
         keepalive_s: float,
         wants_usage_chunk: bool,
-        on_error: Callable[[RequestError], None],
+        on_error: CountError,
     ) -> None:
         self._generation = generation
         self._shape = shape

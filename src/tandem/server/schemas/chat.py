@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from tandem.core.errors import RequestError
-from tandem.server.schemas.fields import MAX_LOGPROBS, Integer, JsonObject, Positive, WordOrObject
+from tandem.server.schemas.fields import MAX_LOGPROBS, Integer, JsonObject, WordOrObject
 from tandem.server.schemas.generation import GenerationFields
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -103,7 +103,6 @@ class ChatFields(GenerationFields):
 
 
 class ChatRequest(ChatFields):
-    max_completion_tokens: Positive | None = Field(default=None, description="Wins over max_tokens.")
     logprobs: bool | None = None
     top_logprobs: Integer | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tool_choice: ToolChoice | None = None
@@ -128,10 +127,6 @@ class ChatRequest(ChatFields):
                 found=", ".join(self.modalities or ())[:80],
             )
         return self
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def reasoning_budget_tokens(self) -> int | None:

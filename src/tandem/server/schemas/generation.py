@@ -28,6 +28,15 @@ UNSUPPORTED_FIELDS = {
     "function_call": "use tool_choice",
     "use_beam_search": "beam search is not supported",
     "length_penalty": "beam search is not supported",
+    "echo": "only /v1/completions echoes its prompt",
+    "tools": "use /v1/chat/completions",
+    "thinking_budget": "only /v1/chat/completions knows reasoning",
+    "thinking_token_budget": "only /v1/chat/completions knows reasoning",
+    "truncate_prompt_tokens": "a prompt is never cut; shorten it",
+    "n_predict": "use max_tokens",
+    "max_new_tokens": "use max_tokens",
+    "grammar": "use guided_grammar",
+    "json_schema": "use response_format",
     "include_stop_str_in_output": "a stop string is never part of the output",
     "prompt_logprobs": "log probabilities of the prompt are not supported",
     "web_search_options": "the server does not search the web",
@@ -105,6 +114,7 @@ class GenerationFields(RequestModel):
     cache_prompt: bool | None = Field(default=None, description="False: compute the whole prompt.")
     n: Positive | None = None
     max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = Field(default=None, description="Wins over max_tokens.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -138,7 +148,7 @@ class GenerationFields(RequestModel):
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def wants_stream(self) -> bool:
