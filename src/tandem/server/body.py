@@ -67,7 +67,7 @@ def _too_large(max_bytes: int, found_bytes: int) -> RequestError:
         status=413,
         code="request_too_large",
         found=f"at least {format_bytes(found_bytes)}",
-        remedy="send less, or raise --max-body-mib",
+        remedy="shorten the messages",
     )
 
 
