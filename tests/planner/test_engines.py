@@ -62,7 +62,7 @@ def test_drafter_and_ring():
 
 @pytest.mark.parametrize("profile", PEER_PROFILES, ids=lambda p: p.name)
 def test_every_profile_of_the_recipe_loads(profile):
-    load = simulate_peer_load(G, BITS, profile, card_bytes=64 * GIB)
+    load = simulate_peer_load(G, BITS, profile, cards=(64 * GIB,) * 2)
     assert load.failed_layer is None
     assert sum(load.layers_per_card) == 45
 
@@ -70,7 +70,7 @@ def test_every_profile_of_the_recipe_loads(profile):
 @pytest.mark.parametrize("tokens", [458_752, 524_288], ids=["448K", "512K"])
 def test_448k_and_512k_fail_at_the_last_layer(tokens):
     base = PEER_PROFILES[0]
-    load = simulate_peer_load(G, BITS, replace(base, cache_tokens=tokens), card_bytes=64 * GIB)
+    load = simulate_peer_load(G, BITS, replace(base, cache_tokens=tokens), cards=(64 * GIB,) * 2)
     assert load.failed_layer == 44
 
 
@@ -80,7 +80,7 @@ def test_448k_and_512k_fail_at_the_last_layer(tokens):
 )
 def test_bytes_per_card(name, first, second):
     profile = next(p for p in PEER_PROFILES if p.name == name)
-    load = simulate_peer_load(G, BITS, profile, card_bytes=64 * GIB)
+    load = simulate_peer_load(G, BITS, profile, cards=(64 * GIB,) * 2)
     assert load.layers_per_card == (24, 21)
     assert [b / GIB for b in load.card_bytes] == [
         pytest.approx(first, abs=0.06),
@@ -108,4 +108,4 @@ def test_a_missing_field_is_named_and_nothing_is_defaulted():
 
 def test_unknown_profile_margin_changes_the_outcome():
     tight = PeerProfile("tight", 393_216, "q8", "dflash2", 2 * GIB, head_on_first_card=True)
-    assert simulate_peer_load(G, BITS, tight, card_bytes=64 * GIB).failed_layer is not None
+    assert simulate_peer_load(G, BITS, tight, cards=(64 * GIB,) * 2).failed_layer is not None

@@ -178,15 +178,20 @@ def peer_state_bytes(geometry: Geometry, draft_tokens: int) -> int:
 
 
 def simulate_peer_load(
-    geometry: Geometry, bits: BitWidths, profile: PeerProfile, *, card_bytes: int, num_cards: int = 2
+    geometry: Geometry,
+    bits: BitWidths,
+    profile: PeerProfile,
+    *,
+    cards: tuple[int, ...],
+    overhead_bytes: int = PEER_OVERHEAD_BYTES,
 ) -> PeerLoad:
-    """Fill card after card with layers in order, as the peer's loader does, until one finds no room."""
+    """Fill card after card (bytes each) with layers in order, as the peer does, until one finds no room."""
     draft_tokens = 3 if profile.drafter == "mtp" else 7
-    usable = card_bytes - PEER_OVERHEAD_BYTES - profile.margin_bytes
-    held = [0] * num_cards
-    counts = [0] * num_cards
+    usable = [size - overhead_bytes - profile.margin_bytes for size in cards]
+    held = [0] * len(cards)
+    counts = [0] * len(cards)
     head = head_bytes(geometry, bits)
-    drafter = _peer_drafter_bytes(geometry, bits, profile)
+    drafter = peer_drafter_bytes(geometry, bits, profile)
     # With its head pinned to the first card the drafter follows it; an MTP layer always loads first.
     first_extras = (head if profile.head_on_first_card else 0) + (
         drafter if profile.head_on_first_card or profile.drafter == "mtp" else 0
@@ -200,17 +205,18 @@ def simulate_peer_load(
             size += round(kv * profile.cache_tokens)
         else:
             size += peer_state_bytes(geometry, draft_tokens) + kda_gate_bytes(geometry)
-        if held[card] + size > usable and card + 1 < num_cards:
+        if held[card] + size > usable[card] and card + 1 < len(cards):
             card += 1
         last_extras = 0 if layer + 1 < geometry.num_layers else head + drafter - first_extras
-        if held[card] + size + last_extras > usable:
+        if held[card] + size + last_extras > usable[card]:
             return PeerLoad(tuple(held), tuple(counts), layer)
         held[card] += size + last_extras
         counts[card] += 1
     return PeerLoad(tuple(held), tuple(counts), None)
 
 
-def _peer_drafter_bytes(geometry: Geometry, bits: BitWidths, profile: PeerProfile) -> int:
+def peer_drafter_bytes(geometry: Geometry, bits: BitWidths, profile: PeerProfile) -> int:
+    """The peer's drafter with its own cache: a ring for DFlash2, one more MLA layer for MTP."""
     if profile.drafter == "mtp":
         cache = peer_kv_bytes_per_token(geometry, "fp16") / geometry.num_mla_layers
         return mtp_bytes(geometry, bits) + round(cache * profile.cache_tokens)
