@@ -174,7 +174,7 @@ class TextBundle:
         answer = None if spec.kind is None else self._compiler.compile(spec)
         if self._reasoning_tags is None:
             if answer is None or spec.reasoning_budget_tokens is not None:
-                raise RequestError("This model has no reasoning to limit", param="reasoning_budget")
+                raise RequestError("This model has no reasoning to limit", param=spec.param)
             return answer
         rules = ReasoningRules(
             starts_inside=spec.starts_in_reasoning,

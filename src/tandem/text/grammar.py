@@ -20,6 +20,7 @@ from tandem.text.types import ConstraintSpec
 
 _MAX_TEXT_CHARACTERS = 256 * 1024
 _MAX_DEPTH = 64
+_REHEARSED_TOKENS = 6
 
 
 def _limits() -> LLParserLimits:
@@ -112,7 +113,7 @@ class GrammarCompiler:
             matcher = LLMatcher(self._vocabulary(), grammar, log_level=0, limits=_limits())
             constraint = GrammarConstraint(matcher)
             if not matcher.is_error():
-                constraint.token_mask()
+                self._rehearse(GrammarConstraint(matcher.deep_copy()))
         except RequestError:
             raise
         except Exception as error:  # the library's converters raise bare Exception
@@ -120,6 +121,19 @@ class GrammarCompiler:
         if matcher.is_error():
             raise _refusal(spec, constraint.error())
         return constraint
+
+    def _rehearse(self, constraint: GrammarConstraint) -> None:
+        """Go a few tokens into the grammar: expressions are built only where they are needed, so one that is
+        too complex shows there. Raises TandemError."""
+        for _ in range(_REHEARSED_TOKENS):
+            mask = constraint.token_mask()
+            at = next((index for index, byte in enumerate(mask) if byte), None)
+            if at is None:
+                raise TandemError("nothing can be written")
+            token_id = at * 8 + (mask[at] & -mask[at]).bit_length() - 1
+            if token_id in self._eos:
+                return
+            constraint.accept(token_id)
 
     def _vocabulary(self) -> LLTokenizer:
         with self._lock:
