@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from tandem.recipes.facets import LABELS, METRIC_GROUPS, Cell, Cells, Group, Member
 from tandem.recipes.measurement import METRIC_UNITS, Measurement
-from tandem.recipes.profiles import effective_profile
+from tandem.recipes.profiles import default_profile, effective_profile
 from tandem.recipes.register import ModelEntry
 from tandem.recipes.schema import Profile, Recipe
 from tandem.recipes.status import Standing, number_standing
@@ -237,26 +237,40 @@ def _recipe_summary(recipe: Recipe, model: ModelEntry, standing: Standing, origi
     count = f"{hardware.count.value} × " if hardware.count.value is not None else ""
     exposed = hardware.exposed_gib.value
     memory = f" ({exposed:g} GiB)" if exposed is not None else ""
-    tested = [" ".join(part for part in (test.by.text(), test.date.text()) if part) for test in recipe.tested]
     return {
         "id": recipe.id,
         "title": recipe.title,
         "model": model.name,
         "model_id": model.id,
-        "quant": recipe.quant.label.text() or recipe.quant.scheme.text(),
-        "engine": recipe.engine.label.text() or recipe.engine.name.text(),
+        "quant": _joined(_label(recipe.quant.scheme), recipe.quant.bpw.text("bpw")),
+        "engine": _joined(_label(recipe.engine.name), recipe.engine.version.text()),
         "hardware": f"{count}{hardware.card.text() or 'cards'}{memory}",
-        "layout": recipe.topology.label or _label(recipe.topology.layout),
-        "context": recipe.context.text() or recipe.profiles[0].max_request_tokens.text("tokens"),
+        "layout": _label(recipe.topology.layout) or recipe.topology.label or "",
+        "context": _longest_request(recipe),
         "decode": "" if number is None else number.text(),
         "decode_standing": "" if number is None else number_standing(recipe, number),
         "decode_deviations": [] if number is None else list(number.deviations),
-        "tested": "; ".join(tested),
+        "tested": [[_short(test.by), _short(test.date)] for test in recipe.tested],
         "status": standing.status,
         "standing": list(standing.overlays),
-        "claimed": recipe.status_claimed.text(),
+        "claimed": _short(recipe.status_claimed),
         "origin": origin,
     }
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _short(field: Stated[str]) -> str:
+    return "unresolved" if field.candidates else field.value or ""
+
+
+def _longest_request(recipe: Recipe) -> str:
+    tokens = effective_profile(recipe, default_profile(recipe)).max_request_tokens
+    if tokens.value is None:
+        return tokens.text()
+    return ("about " if tokens.approximate else "") + f"{tokens.value:,}"
 
 
 def _words(recipe: Recipe, model: ModelEntry) -> dict[str, str]:
@@ -269,8 +283,9 @@ def _words(recipe: Recipe, model: ModelEntry) -> dict[str, str]:
         recipe.quant.repo.value,
     ]
     setup = [
-        recipe.engine.label.text(), recipe.engine.name.value, recipe.engine.server, recipe.engine.version.value,
-        recipe.hardware.card.value, recipe.topology.label, recipe.hardware.unlock.text(),
+        recipe.engine.label.text(), recipe.engine.name.value, recipe.engine.server,
+        recipe.engine.version.value, recipe.hardware.card.value, recipe.topology.label,
+        recipe.hardware.unlock.text(),
         *(test.by.text() for test in recipe.tested),
     ]  # fmt: skip
     prose = [

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from tandem.recipes.facets import BY_KEY, GRAINS, VERDICTS, Facet, Grain, facets_of
 from tandem.recipes.fit import Hardware, parse_hardware
 from tandem.recipes.query_error import QueryError
-from tandem.recipes.terms import Term, parse_term, sorted_terms
+from tandem.recipes.terms import Term, parse_term, range_text, sorted_terms
 
 Params = Iterable[tuple[str, str]]
 Resolver = Callable[[str, str], str]
@@ -127,6 +127,7 @@ def parse_query(params: Params, resolve: Resolver = lambda key, value: value) ->
     allowed = {facet.key: facet for facet in facets_of(grain)}
     gathered: dict[tuple[str, str], list[Term]] = {}
     find: dict[str, str] = {}
+    bounds: dict[str, tuple[str, str]] = {}
     aliased = False
     for key, value in pairs:
         if key in PLAIN_KEYS:
@@ -136,6 +137,10 @@ def parse_query(params: Params, resolve: Resolver = lambda key, value: value) ->
             if value.strip():
                 find[facet.key] = _search(key, value)
             continue
+        if key.endswith((".min", ".max")):
+            _gather_bound(key, value, allowed, bounds)
+            aliased = True
+            continue
         facet, suffix = _facet_and_suffix(key, allowed)
         if facet.key == "fits" and value not in VERDICTS and not value.startswith("~") and "hw" not in plain:
             plain["hw"], value, aliased = value, "fits", True
@@ -144,6 +149,9 @@ def parse_query(params: Params, resolve: Resolver = lambda key, value: value) ->
             term = parse_term(facet, _escaped(resolve(facet.key, term.value)))
             aliased = aliased or term.text != value
         gathered.setdefault((facet.key, suffix), []).append(term)
+    for key, (low, high) in bounds.items():
+        term = parse_term(allowed[key], range_text(low, high, bool(high)))
+        gathered.setdefault((key, ""), []).append(term)
     filters = {
         key: FacetFilter(*(sorted_terms(gathered.get((key, suffix), ())) for suffix in ("", ".all", ".not")))
         for key in sorted({key for key, _ in gathered})
@@ -164,6 +172,18 @@ def parse_query(params: Params, resolve: Resolver = lambda key, value: value) ->
         find=dict(sorted(find.items())),
         aliased=aliased,
     )
+
+
+def _gather_bound(
+    key: str, value: str, allowed: dict[str, Facet], bounds: dict[str, tuple[str, str]]
+) -> None:
+    """``cards.min=2&cards.max=4``, as a form without script sends it, is ``cards=2..=4``."""
+    facet = _facet(key, key[:-4], allowed)
+    if facet.kind == "term":
+        raise QueryError(key, "only facets of numbers and dates have bounds", f"{facet.key}=…")
+    if value.strip():
+        low, high = bounds.get(facet.key, ("", ""))
+        bounds[facet.key] = (value.strip(), high) if key.endswith(".min") else (low, value.strip())
 
 
 def _escaped(value: str) -> str:

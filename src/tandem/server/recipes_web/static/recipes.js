@@ -1,0 +1,70 @@
+// Everything here is an extra: the pages are whole without it.
+(() => {
+  "use strict";
+
+  // Copy buttons on commands.
+  for (const box of document.querySelectorAll(".code")) {
+    if (!navigator.clipboard) break;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(box.querySelector("code").textContent);
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    });
+    box.append(button);
+  }
+
+  // The cards that were asked about last are filled in again.
+  for (const field of document.querySelectorAll("[data-remember]")) {
+    const key = "tandem." + field.dataset.remember;
+    try {
+      if (field.value) localStorage.setItem(key, field.value);
+      else field.value = localStorage.getItem(key) || "";
+    } catch { /* storage is off */ }
+  }
+
+  // At most two recipes can be compared.
+  const picks = [...document.querySelectorAll('input[name="id"][type="checkbox"]')];
+  const compare = document.querySelector("button.compare");
+  const update = () => {
+    const chosen = picks.filter((pick) => pick.checked);
+    for (const pick of picks) pick.disabled = chosen.length >= 2 && !pick.checked;
+    if (compare) compare.disabled = chosen.length !== 2;
+  };
+  for (const pick of picks) pick.addEventListener("change", update);
+  if (picks.length) update();
+
+  // Facets stay open or closed as they were left, while drilling.
+  const store = "tandem.facets";
+  let state = {};
+  try { state = JSON.parse(sessionStorage.getItem(store)) || {}; } catch { /* storage is off */ }
+  for (const facet of document.querySelectorAll("details.facet")) {
+    const key = facet.dataset.facet;
+    if (key in state && !facet.querySelector("[aria-current]")) facet.open = state[key];
+    facet.addEventListener("toggle", () => {
+      state[key] = facet.open;
+      try { sessionStorage.setItem(store, JSON.stringify(state)); } catch { /* storage is off */ }
+    });
+  }
+
+  // Drilling keeps the place in the list of filters.
+  const place = "tandem.place";
+  try {
+    const kept = Number(sessionStorage.getItem(place));
+    sessionStorage.removeItem(place);
+    if (kept && !location.hash) window.scrollTo(0, kept);
+    for (const link of document.querySelectorAll("#filters li a")) {
+      link.addEventListener("click", () => sessionStorage.setItem(place, String(window.scrollY)));
+    }
+  } catch { /* storage is off */ }
+
+  // "/" goes to the search, as readers of long lists expect.
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (/INPUT|SELECT|TEXTAREA/.test(document.activeElement.tagName)) return;
+    event.preventDefault();
+    document.getElementById("q").focus();
+  });
+})();
