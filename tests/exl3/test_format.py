@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tandem.core.errors import ModelDamagedError, ModelUnsupportedError, UserError
-from tandem.loader.header import TensorEntry
+from tandem.loader.base import TensorHeader
 from tandem.quant.exl3.format import is_exl3, read_format
 
 
-def entries(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, TensorEntry]:
+def entries(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, TensorHeader]:
     return {
-        f"m.{part}": TensorEntry(f"m.{part}", dtype, shape, Path("x.safetensors"), 0, 0)
-        for part, (dtype, shape) in tensors.items()
+        f"m.{part}": TensorHeader(f"m.{part}", dtype, shape, 0) for part, (dtype, shape) in tensors.items()
     }
 
 
-def matrix(width: int = 48, **extra: tuple[str, tuple[int, ...]]) -> dict[str, TensorEntry]:
+def matrix(width: int = 48, **extra: tuple[str, tuple[int, ...]]) -> dict[str, TensorHeader]:
     parts = {"trellis": ("I16", (8, 16, width)), "suh": ("F16", (128,)), "svh": ("F16", (256,))}
     return entries(**(parts | extra))
 
@@ -66,7 +63,7 @@ def test_old_files_pack_signs() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
-    tensors: dict[str, TensorEntry], error: type[UserError], names: str
+    tensors: dict[str, TensorHeader], error: type[UserError], names: str
 ) -> None:
     with pytest.raises(error, match=names):
         read_format("m", tensors, 128, 256)

@@ -1,8 +1,8 @@
 """Trim reference vectors of EXL3 to what tests/exl3 needs: ``python trim_vectors.py FULL.safetensors``.
 
-The full file was made by the format's own software (exllamav3 1.6.5 on a GPU) from random matrices of
-128 × 256: per codebook and K the tensors ``<codebook>.<K>.{trellis,suh,svh,inner,weight,x,y}``. ``inner`` is kept as its
-SHA-256, ``weight`` (the original basis in fp16) is implied by ``x`` and ``y``.
+The full file was made by the format's own software (exllamav3 1.6.5 on a GPU) from random matrices of 128 ×
+256: per codebook and K the tensors ``<codebook>.<K>.{trellis,suh,svh,inner,weight,x,y}``. ``inner`` is kept
+as its SHA-256, ``weight`` (the original basis in fp16) is implied by ``x`` and ``y``.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ _PACKAGES: dict[str, str] = {
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "llama",
     "Qwen3ForCausalLM": "llama",
+    "Glm5NextForConditionalGeneration": "glm5_next",
     # GGUF, "general.architecture"
     "llama": "llama",
     "qwen2": "llama",

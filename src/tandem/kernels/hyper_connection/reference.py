@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.kernels.rowwise import sigmoid
+
 
 @dataclass(frozen=True, slots=True)
 class MixCoefficients:
@@ -45,14 +47,16 @@ def coefficients(
     R = projected.shape[0]
     pre, post, mix = projected.split((S, S, S * S), dim=-1)
     base_pre, base_post, base_mix = base.split((S, S, S * S))
-    mix = torch.softmax((mix * scale[2] + base_mix).view(R, S, S), dim=-1) + eps
+    raised = mix * scale[2] + base_mix
+    raised = torch.exp(raised.view(R, S, S) - raised.view(R, S, S).amax(-1, keepdim=True))
+    mix = raised / raised.sum(-1, keepdim=True) + eps
     mix = mix / (mix.sum(-2, keepdim=True) + eps)
     for _ in range(sinkhorn_iterations - 1):
         mix = mix / (mix.sum(-1, keepdim=True) + eps)
         mix = mix / (mix.sum(-2, keepdim=True) + eps)
     return MixCoefficients(
-        pre=torch.sigmoid(pre * scale[0] + base_pre) + eps,
-        post=2 * torch.sigmoid(post * scale[1] + base_post),
+        pre=sigmoid(pre * scale[0] + base_pre) + eps,
+        post=2 * sigmoid(post * scale[1] + base_post),
         mix=mix,
     )
 

@@ -20,7 +20,8 @@ steep, overflows.
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import silu
+
+from tandem.kernels.rowwise import sigmoid, silu, softplus
 
 BLOCK_ROWS = 32
 """Rows solved together by ``chunked``: the pairwise decays take BLOCK_ROWS² · H · K floats."""
@@ -52,8 +53,8 @@ def decay(
     rate = a_log.exp()[:, None]
     shifted = forget + dt_bias
     if lower_bound is not None:
-        return lower_bound * torch.sigmoid(rate * shifted)
-    return -rate * torch.nn.functional.softplus(shifted)
+        return lower_bound * sigmoid(rate * shifted)
+    return -rate * softplus(shifted)
 
 
 def normalize(x: torch.Tensor) -> torch.Tensor:
@@ -131,4 +132,4 @@ def _block(
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS norm of each head's output times σ(gate): x and gate [R, H, V], weight [V]. Returns [R, H, V]."""
     inverse = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-    return x * inverse * weight * torch.sigmoid(gate)
+    return x * inverse * weight * sigmoid(gate)

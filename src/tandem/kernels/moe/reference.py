@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import silu
+
+from tandem.kernels.rowwise import sigmoid, silu
 
 
 def route(
@@ -19,7 +20,7 @@ def route(
     logits: [R, E], correction_bias: [E]. Returns (experts int64 [R, top_k] ascending, weights [R, top_k]).
     Ties go to the lower expert, so that a choice never depends on how a sort is implemented.
     """
-    scores = torch.sigmoid(logits)
+    scores = sigmoid(logits)
     order = torch.sort(scores + correction_bias, dim=-1, descending=True, stable=True).indices
     experts = order[:, :top_k].sort(dim=-1).values
     weights = scores.gather(1, experts)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandem.core.errors import ModelDamagedError, ModelUnsupportedError
-from tandem.loader.header import TensorEntry
+from tandem.loader.base import TensorHeader
 
 PADDING = 128
 _CODEBOOK_MARKERS = ("mcg", "mul1")
@@ -58,13 +58,13 @@ class Exl3Format:
         return codes + 2 * (self.padded_in + self.padded_out * (2 if self.has_bias else 1))
 
 
-def is_exl3(name: str, entries: Mapping[str, TensorEntry]) -> bool:
+def is_exl3(name: str, entries: Mapping[str, TensorHeader]) -> bool:
     """Whether the matrix ``name`` is stored as EXL3."""
     return f"{name}.trellis" in entries
 
 
 def read_format(
-    name: str, entries: Mapping[str, TensorEntry], in_features: int, out_features: int
+    name: str, entries: Mapping[str, TensorHeader], in_features: int, out_features: int
 ) -> Exl3Format:
     """Describe the matrix ``name``, which the model needs as ``in_features`` → ``out_features``.
 
@@ -106,7 +106,7 @@ def read_format(
     )
 
 
-def _bits(trellis: TensorEntry, codebook: str) -> float:
+def _bits(trellis: TensorHeader, codebook: str) -> float:
     bits = trellis.shape[2] / 16
     if bits.is_integer() and 1 <= bits <= 8:
         return bits
@@ -123,11 +123,11 @@ def _bits(trellis: TensorEntry, codebook: str) -> float:
 
 
 def _require(
-    entries: Mapping[str, TensorEntry],
+    entries: Mapping[str, TensorHeader],
     name: str,
     dtype: str | None,
     shape: tuple[int, ...] | None = None,
-) -> TensorEntry:
+) -> TensorHeader:
     entry = entries.get(name)
     if entry is None:
         raise ModelDamagedError(f"The checkpoint lacks tensor {name}", remedy="download the checkpoint again")

@@ -1,0 +1,1 @@
+"""Latents in 8 bits: rotated by Hadamard-32, then one scale for every 32 values."""

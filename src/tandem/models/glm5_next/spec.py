@@ -1,0 +1,102 @@
+"""GLM-5.3-Flash before loading: what a checkpoint is, and the bytes it will take. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from tandem.cache.sizes import (
+    LatentFormat,
+    RecurrentShape,
+    check_format,
+    latent_bytes_per_token,
+    pooled_bytes_per_token,
+    ring_bytes,
+)
+from tandem.core.errors import ModelUnsupportedError
+from tandem.core.log import get_logger
+from tandem.core.plan import CacheSpec, ModelFootprint, format_bytes
+from tandem.loader.base import TensorHeader
+from tandem.models.base import ModelSpec
+from tandem.models.glm5_next.config import from_config
+from tandem.models.glm5_next.dimensions import Glm5NextSpec
+from tandem.models.glm5_next.tensors import (
+    Names,
+    Part,
+    check_checkpoint,
+    embedding_part,
+    head_parts,
+    layer_parts,
+    part_bytes,
+)
+
+__all__ = ["Glm5NextSpec", "footprint", "from_config", "from_gguf"]
+
+_log = get_logger("models")
+
+
+def from_gguf(metadata: Mapping[str, object]) -> Glm5NextSpec:
+    """GGUF files of this model are not served: raises ModelUnsupportedError."""
+    raise ModelUnsupportedError(
+        "GLM-5.3-Flash cannot be loaded from GGUF",
+        found=str(metadata.get("general.architecture")),
+        remedy="its safetensors or EXL3 folder",
+    )
+
+
+def footprint(
+    spec: ModelSpec, headers: Mapping[str, TensorHeader], *, chunk_tokens: int, cache_dtype: str
+) -> ModelFootprint:
+    """Bytes in memory, part by part; ``cache_dtype`` is fp32, fp16 or q8. The MTP layer is not counted.
+
+    Raises ModelDamagedError (tensors missing, misshapen, rounded or not explained by the config) or
+    SettingsError (cache format). Tensors for pictures are skipped with a notice.
+    """
+    glm = cast(Glm5NextSpec, spec)
+    names = Names.of(headers)
+    vision = check_checkpoint(glm, names)
+    if vision:
+        size = format_bytes(sum(headers[name].stored_bytes for name in vision))
+        _log.info("%d vision tensors (%s) are skipped: this build reads text only", len(vision), size)
+    cache_format = check_format(cache_dtype)
+    layers = range(glm.num_layers)
+    return ModelFootprint(
+        architecture=glm.architecture,
+        layer_weight_bytes=tuple(_bytes(layer_parts(glm, names, i), headers) for i in layers),
+        embedding_bytes=_bytes([embedding_part(glm, names)], headers),
+        head_bytes=_bytes(head_parts(glm, names), headers),
+        tied_head=False,
+        layer_cache=tuple(layer_cache(glm, i, cache_format) for i in layers),
+        residual_bytes_per_token=4 * glm.residual_width,
+        workspace_bytes=_workspace_bytes(glm, chunk_tokens),
+        native_context_tokens=glm.context_tokens,
+    )
+
+
+def recurrent_shape(spec: Glm5NextSpec) -> RecurrentShape:
+    return RecurrentShape(spec.kda_heads, spec.kda_head_dim, spec.conv_taps)
+
+
+def layer_cache(spec: Glm5NextSpec, layer: int, cache_format: LatentFormat) -> CacheSpec:
+    """What one layer keeps for a token and for a sequence."""
+    if not spec.layer_is_mla[layer]:
+        return CacheSpec(0, recurrent_shape(spec).slot_bytes)
+    latent = latent_bytes_per_token(spec.kv_lora_rank, cache_format)
+    if spec.layer_shares_selection[layer]:
+        return CacheSpec(latent)
+    pooled = pooled_bytes_per_token(spec.index_head_dim, spec.index_kpool, cache_format)
+    return CacheSpec(latent + pooled, ring_bytes(spec.index_head_dim, spec.index_kpool))
+
+
+def _bytes(parts: list[Part], headers: Mapping[str, TensorHeader]) -> int:
+    return sum(part_bytes(part, headers) for part in parts)
+
+
+def _workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int) -> int:
+    """One sublayer's activations of a chunk, beside two copies of the streams."""
+    streams = 2 * spec.residual_width
+    kda = 8 * spec.kda_width
+    mla = 2 * spec.heads * spec.kv_lora_rank + spec.heads * (spec.qk_head_dim + spec.v_head_dim)
+    experts = 3 * max(spec.intermediate_size, spec.expert_intermediate_size * (spec.shared_experts or 1))
+    scores = 64 * spec.heads * (spec.index_topk + chunk_tokens)
+    return 4 * (chunk_tokens * (streams + max(kda, mla, experts)) + scores)
