@@ -127,13 +127,28 @@ def test_bos_where_the_tokenizer_itself_adds_it(tmp_path: Path) -> None:
     assert 8 not in bundle.tokenizer.encode("x", special=True)
 
 
+TEMPLATES = {
+    "glm": toy.GLM,
+    "chatml": toy.CHATML,
+    "none": "{{ messages }}",
+    "other": "{{ messages }}[TOOLS]{{ tools }}",
+    "llama": "{{ messages }}{{ tools }}<|eot_id|>{'\"parameters\": '}",
+}
+
+
 def test_formats_are_detected_or_named(tmp_path: Path) -> None:
     found = {
         name: TextBundle.from_folder(toy.write_folder(tmp_path / name, template))
-        for name, template in (("glm", toy.GLM), ("chatml", toy.CHATML), ("none", "{{ messages }}"))
+        for name, template in TEMPLATES.items()
     }
     formats = {name: (bundle.reasoning_format, bundle.tool_format) for name, bundle in found.items()}
-    assert formats == {"glm": ("think", "glm"), "chatml": (None, "hermes"), "none": (None, None)}
+    assert formats == {
+        "glm": ("think", "glm"),
+        "chatml": (None, "hermes"),
+        "none": (None, "hermes"),
+        "other": (None, None),
+        "llama": (None, "llama3_json"),
+    }
     named = TextBundle.from_folder(tmp_path / "none", reasoning_format="think", tool_format="glm")
     assert (named.reasoning_format, named.tool_format) == ("think", "glm")
     off = TextBundle.from_folder(tmp_path / "glm", reasoning_format="none", tool_format="none")

@@ -97,7 +97,7 @@ def test_parallel_calls_can_be_forbidden(chatml: TextBundle) -> None:
         assert len(toy.feed(chatml.output_processor(OutputOptions(tools=TOOLS)), tokens)["calls"]) == 1
 
 
-def test_a_strict_tool_that_cannot_be_enforced_is_refused(chatml: TextBundle, llama3: TextBundle) -> None:
+def test_a_strict_tool_that_cannot_be_enforced_is_refused(chatml: TextBundle, tmp_path: Path) -> None:
     strict = {"type": "function", "function": {"name": "f", "strict": True, "parameters": WEATHER}}
     with pytest.raises(RequestError, match="uniqueItems") as caught:
         chatml.constraint(ConstraintSpec(kind="tools", tools=(strict,), param="tools"))
@@ -105,8 +105,9 @@ def test_a_strict_tool_that_cannot_be_enforced_is_refused(chatml: TextBundle, ll
     with pytest.raises(RequestError) as caught:
         chatml.constraint(ConstraintSpec(kind="tools", tools=TOOLS, tool_name="nope"))
     assert caught.value.param == "tool_choice"
+    other = TextBundle.from_folder(toy.write_folder(tmp_path, toy.CHATML), tool_format="none")
     with pytest.raises(RequestError, match="no tool-call format"):
-        llama3.constraint(ConstraintSpec(kind="tools", tools=TOOLS, param="tools"))
+        other.constraint(ConstraintSpec(kind="tools", tools=TOOLS, param="tools"))
 
 
 def test_o7_json_begins_after_reasoning(glm: TextBundle) -> None:

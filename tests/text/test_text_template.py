@@ -9,7 +9,7 @@ import pytest
 import text_toy as toy
 
 from tandem.core.errors import ModelDamagedError, RequestError
-from tandem.text.bundle import TextBundle
+from tandem.text.bundle import OutputOptions, TextBundle
 from tandem.text.effort import map_effort, resolve_template_kwargs
 from tandem.text.template import ChatTemplate, TemplateRefusal
 
@@ -70,7 +70,8 @@ TEMPLATES = {"chatml": toy.CHATML, "llama3": toy.LLAMA3, "glm": toy.GLM}
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_g9_renders_as_transformers(tmp_path: Path, name: str, tools: list[dict[str, Any]] | None) -> None:
-    bundle = TextBundle.from_folder(toy.write_folder(tmp_path, TEMPLATES[name]))
+    tool_format = "none" if name == "llama3" else None  # transformers drops tools that a template drops
+    bundle = TextBundle.from_folder(toy.write_folder(tmp_path, TEMPLATES[name]), tool_format=tool_format)
     reference = theirs(tmp_path)
     compared = 0
     for messages in conversations():
@@ -431,3 +432,29 @@ def test_bad_tools_are_named(chatml: TextBundle, tools: Any, param: str) -> None
     with pytest.raises(RequestError) as caught:
         chatml.encode_chat([USER], tools=tools)
     assert caught.value.param == param
+
+
+def test_tools_for_a_template_that_knows_none(llama3: TextBundle) -> None:
+    """Declared in the system message; calls and results of the history in plain text."""
+    history = [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call("get_weather", {"city": "Oslo"})]},
+        {"role": "tool", "content": "-3 <|eot_id|>", "tool_call_id": "call_1"},
+    ]
+    text = prompt_of(llama3, *history, tools=[TOOL])
+    system, _, rest = text.partition("<|eot_id|>")
+    assert "Be brief." in system
+    assert "안녕 <b>" in system
+    assert '<tool_call>\n{"name": "NAME"' in system
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>' in rest
+    assert "<tool_response>\n-3 <|eot_id|>\n</tool_response>" in rest
+    prompt = llama3.encode_chat(history, tools=[TOOL])
+    assert prompt.tokens.count(llama3.tokenizer.token_id("<|eot_id|>") or 0) == 4
+    assert prompt_of(llama3, USER, tools=[]) == prompt_of(llama3, USER)
+    answer = toy.run(
+        llama3,
+        '<tool_call>{"name": "get_weather", "arguments": {}}</tool_call>',
+        OutputOptions(tools=(TOOL,)),
+    )
+    assert [made["name"] for made in answer["calls"]] == ["get_weather"]

@@ -19,6 +19,7 @@ from tandem.text.output import OutputProcessor, OutputRules
 from tandem.text.parser import MessageParser
 from tandem.text.template import ChatTemplate, TemplateRefusal, check_template_kwargs, render_continued
 from tandem.text.tokenizer import Tokenizer
+from tandem.text.tools.prompt import write_tools
 from tandem.text.tools.schema import parse_tools
 from tandem.text.types import ChatPrompt, ConstraintKind, ConstraintSpec, OutputOptions
 
@@ -108,7 +109,8 @@ class TextBundle:
         """Render and encode a conversation given in OpenAI's shapes.
 
         ``template_kwargs`` is ``chat_template_kwargs`` with a top-level ``reasoning_effort`` merged in.
-        Control-token text inside message strings never becomes control tokens.
+        Control-token text inside message strings never becomes control tokens. Tools for a template that
+        knows none are declared in the system message.
         Raises RequestError (400) for messages or tools of a wrong shape, an unknown role, an image part, an
         unknown effort, a template that refuses the conversation, or a model without a template.
         """
@@ -125,9 +127,13 @@ class TextBundle:
         parse_tools(tools)
         check_template_kwargs(template_kwargs or {})
         kwargs, notes = resolve_template_kwargs(self.template.variables, template_kwargs or {})
+        normal = [self._protect(message) for message in normalize_messages(messages)]
+        declared = self._guard.protect(tools) if tools else None
+        if self._tools is not None and "tools" not in self.template.variables:
+            normal, declared = write_tools(normal, declared, self._tools), None
         rendered = self._render(
-            [self._protect(message) for message in normalize_messages(messages)],
-            tools=self._guard.protect(tools) if tools else None,
+            normal,
+            tools=declared,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             kwargs=self._guard.protect(kwargs),

@@ -25,13 +25,18 @@ def reasoning_format(name: str | None, template: str) -> ReasoningFormat | None:
 
 
 def tool_format(name: str | None, template: str) -> ToolFormat | None:
-    """The format of that name, or (None) the one the template speaks. Raises ModelUnsupportedError."""
+    """The format of that name, or (None) the one the template speaks. Raises ModelUnsupportedError.
+
+    Where a chat template does not mention tools at all, calls are written as Hermes does, the most common.
+    """
     if name is None:
         if "<arg_key>" in template:
             return GLM
         if "<tool_call>" in template:
             return HERMES
-        return LLAMA3_JSON if '"parameters": ' in template and "<|eot_id|>" in template else None
+        if '"parameters": ' in template and "<|eot_id|>" in template:
+            return LLAMA3_JSON
+        return HERMES if template and "tools" not in template else None
     if name == _OFF:
         return None
     if name not in _TOOLS:

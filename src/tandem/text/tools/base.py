@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from tandem.text.tools.schema import ToolSpec
 
@@ -80,6 +81,8 @@ class ToolFormat:
     parser: Callable[[Mapping[str, ToolSpec]], CallParser]
     grammar: Callable[[ToolSpec, str], CallGrammar]
     """Rules for one call of a tool; the second argument is a prefix for rule names."""
+    write_call: Callable[[str, Mapping[str, Any]], str]
+    """A call as a model of this format writes it."""
     separator: str = ""
     """Written between two calls."""
     bare_start: str | None = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Iterator, Mapping
+from typing import Any
 
 from tandem.text.scan import find_first, held_suffix, may_begin
 from tandem.text.tools.base import CallGrammar, CallParser, CallStatus, ToolFormat
@@ -238,6 +239,21 @@ def _spelled_values(schema: object) -> list[str] | None:
     return [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
 
 
+def _write_call(name: str, arguments: Mapping[str, Any]) -> str:
+    pairs = [
+        f"{_KEY}{key}{_END_KEY}{_VALUE}"
+        f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}{_END_VALUE}"
+        for key, value in arguments.items()
+    ]
+    return f"{_CALL}{name}{''.join(pairs)}{_END_CALL}"
+
+
 GLM = ToolFormat(
-    name="glm", start_markers=(_CALL,), tags=_TAGS, parser=GlmCallParser, grammar=_grammar, separator="\n"
+    name="glm",
+    start_markers=(_CALL,),
+    tags=_TAGS,
+    parser=GlmCallParser,
+    grammar=_grammar,
+    write_call=_write_call,
+    separator="\n",
 )

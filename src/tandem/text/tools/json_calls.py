@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Mapping
+from typing import Any
 
 from tandem.text.scan import may_begin
 from tandem.text.tools.base import CallGrammar, CallParser, CallStatus, ToolFormat
@@ -215,12 +216,17 @@ def _llama3_grammar(tool: ToolSpec, rule: str) -> CallGrammar:
     return CallGrammar(rule, f"{rule}: {_object_grammar(tool, 'parameters')}")
 
 
+def _write_object(name: str, word: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"name": name, word: arguments}, ensure_ascii=False)
+
+
 HERMES = ToolFormat(
     name="hermes",
     start_markers=(_OPEN,),
     tags=(_OPEN, _CLOSE),
     parser=lambda tools: JsonCallParser(tools, (_CLOSE,)),
     grammar=_hermes_grammar,
+    write_call=lambda name, arguments: f"{_OPEN}\n{_write_object(name, 'arguments', arguments)}\n{_CLOSE}",
     separator="\n",
 )
 LLAMA3_JSON = ToolFormat(
@@ -229,5 +235,6 @@ LLAMA3_JSON = ToolFormat(
     tags=("<|python_tag|>",),
     parser=lambda tools: JsonCallParser(tools, (";",)),
     grammar=_llama3_grammar,
+    write_call=lambda name, arguments: _write_object(name, "parameters", arguments),
     bare_start="{",
 )
