@@ -14,7 +14,10 @@ import numpy as np
 from tandem.core.errors import SettingsError
 from tandem.core.plan import CacheSpec
 
-_DTYPES = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.int16)}
+_DTYPES: dict[str, np.dtype[np.float32] | np.dtype[np.int16]] = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.int16),
+}
 """Half floats are kept as their bits: the CPU kernels alone give them a meaning."""
 _TOKEN_MULTIPLE = 16
 

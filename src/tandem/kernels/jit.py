@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ import numba
 import torch  # loads the OpenMP runtime it ships, which numba then finds
 
 from tandem.core.settings import read_environment
+
+_WORTH_SPREADING = 100_000
+"""Multiply-adds that take one core about as long as starting a parallel region (3 µs, 16 lanes)."""
 
 
 def _source_hash() -> str:
@@ -42,15 +45,32 @@ def _openmp_available() -> bool:
     return True
 
 
-numba.config.CACHE_DIR = str(read_environment().cache_dir / "kernels" / _source_hash())
-numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+_config: Any = numba.config
+_config.CACHE_DIR = str(read_environment().cache_dir / "kernels" / _source_hash())
+_config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 _region: AbstractContextManager[Any] = contextlib.nullcontext() if _openmp_available() else threading.RLock()
 
 
-def parallel_region() -> AbstractContextManager[Any]:
-    """Hold this around calls of parallel kernels; re-entrant, and free where the thread pool allows it."""
+def parallel_region(multiply_adds: int | None = None) -> AbstractContextManager[Any]:
+    """Hold this around calls of parallel kernels; re-entrant, and free where the thread pool allows it.
+
+    ``multiply_adds`` tells how much work one call inside is about to do: little work stays on one core.
+    """
+    if multiply_adds is not None and multiply_adds < _WORTH_SPREADING:
+        return _one_core()
     return _region
+
+
+@contextlib.contextmanager
+def _one_core() -> Iterator[None]:
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        with _region:
+            yield
+    finally:
+        numba.set_num_threads(threads)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -66,4 +86,4 @@ def parallel_kernel(function: Callable[..., Any]) -> Any:
 def use_threads(count: int) -> None:
     """Spread what the calling thread computes from now on, here and in torch, over ``count`` cores."""
     torch.set_num_threads(count)
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(count, _config.NUMBA_NUM_THREADS))

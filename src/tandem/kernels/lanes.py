@@ -19,8 +19,7 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_builtin
-from numba.core.typing import signature
-from numba.core.typing.templates import ConcreteTemplate, infer_global
+from numba.core.typing.templates import ConcreteTemplate, Signature, infer_global
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, register_model
 
@@ -222,8 +221,8 @@ def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
 
 def _operator(symbol: Callable[..., Any], instruction: str) -> None:
     @infer_global(symbol)
-    class _Template(ConcreteTemplate):  # type: ignore[misc]
-        cases = (signature(lanes_type, lanes_type, lanes_type),)
+    class _Template(ConcreteTemplate):
+        cases = (Signature(lanes_type, (lanes_type, lanes_type), None),)
 
     @lower_builtin(symbol, LanesType, LanesType)
     def _codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -66,6 +66,7 @@ class LlamaStage:
             self.head = Linear(shared or reader.table("embedding" if tied else "head"))
             self.norm = reader.final_norm()
         self._frequencies = reader.inverse_frequencies()
+        self._layer_multiply_adds = reader.spec.hidden_size * reader.spec.intermediate_size
         self._rope_factor = np.float32(reader.spec.rope.attention_factor)
 
     @property
@@ -121,7 +122,7 @@ class LlamaStage:
         return AttentionStep(positions, run_of_row, page_tables, cosine, sine, start)
 
     def _forward(self, hidden: np.ndarray, step: AttentionStep) -> None:
-        with parallel_region():
+        with parallel_region(hidden.shape[0] * self._layer_multiply_adds):
             for layer, pool in zip(self.layers, self.cache.pools, strict=True):
                 layer.forward(hidden, step, pool)
 
