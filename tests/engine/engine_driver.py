@@ -125,7 +125,7 @@ class Driver:
             sequence.output += sampled.tokens
 
     def advance(self, sequences: Sequence[Running], rows: int = 1) -> StepResult:
-        result = self.engine.submit(self.batch([self.run(s, rows) for s in sequences])).result(timeout=30)
+        result = self.engine.submit(self.batch([self.run(s, rows) for s in sequences])).result(timeout=300)
         assert result.step == self.step
         self.take(result)
         return result

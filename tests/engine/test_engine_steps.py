@@ -91,6 +91,15 @@ def test_a_page_table_may_be_replaced_altogether():
             rig.driver.free_pages[:0] = sequence.pages
 
 
+def test_pages_of_the_last_chunk_may_reach_beyond_the_context():
+    with Rig(context_tokens=10) as rig:
+        sequence = rig.driver.open(prompt(9))
+        sequence.pages = (5, 9, 2, 3)
+        rig.driver.advance([sequence])
+        rig.driver.advance([sequence])
+        assert sequence.output == expected(prompt(9), 1)
+
+
 def test_batches_submitted_ahead_are_executed_in_order():
     """Chunk i+1 of a prompt is submitted before chunk i is done; another sequence runs between."""
     with Rig(3) as rig:
@@ -243,6 +252,7 @@ def test_seeded_sequences_draw_alone_as_beside_others():
         ({"pages": ()}, "0 pages of 4 do not cover 3 tokens"),
         ({"pages": (64,)}, "pages are 0..63"),
         ({"pages": (-1,)}, "pages are 0..63"),
+        ({"pages": (0,) * 25}, "25 pages; at most 24 a sequence"),
     ],
 )
 def test_a_batch_that_breaks_the_contract_is_refused_and_harms_nothing(change, message):

@@ -20,7 +20,7 @@ from tandem.core.batch import (
     StepResult,
 )
 from tandem.engine.images import ImagePool, StepImage
-from tandem.engine.pages import PageTableTracker, PageUpdate
+from tandem.engine.pages import PageTableTracker, PageUpdate, table_entries
 from tandem.sampling.sequence import SequenceSampler
 
 
@@ -87,6 +87,7 @@ class StepBuilder:
         self._limits = limits
         self._images = images
         self._tables = PageTableTracker(limits.max_slots)
+        self._table_entries = table_entries(limits)
 
     def forget(self, slot: int) -> None:
         """The slot has a new owner: its page table starts from nothing."""
@@ -121,6 +122,10 @@ class StepBuilder:
                 continue
             if not 0 <= min(update.pages) <= max(update.pages) < self._limits.total_pages:
                 raise ValueError(f"slot {run.slot}: pages are 0..{self._limits.total_pages - 1}")
+            if len(run.pages) > self._table_entries:
+                raise ValueError(
+                    f"slot {run.slot}: {len(run.pages)} pages; at most {self._table_entries} a sequence"
+                )
             updates.append(update)
         return tuple(updates)
 
