@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tandem.recipes.facets import LABELS
-from tandem.recipes.facts import unit_scale
+from tandem.recipes.facts import shown, unit_scale
 from tandem.recipes.measurement import Measurement
 from tandem.recipes.profiles import default_profile, effective_profile
 from tandem.recipes.register import ModelEntry
 from tandem.recipes.schema import Profile, Recipe
 from tandem.recipes.status import Standing, number_standing
-from tandem.recipes.values import Stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +64,33 @@ def _number(item: Measurement) -> str:
     return item.text() + (f" ({told})" if told else "")
 
 
-def _label(field: Stated[str]) -> str:
-    return LABELS.get(field.value or "", "") or field.text()
-
-
 def _default(side: Side) -> Profile:
     return effective_profile(side.recipe, default_profile(side.recipe))
 
 
 _FIELDS: tuple[tuple[str, str, Callable[[Side], str]], ...] = (
     ("Model", "Model", lambda s: s.model.name),
-    ("Model", "Quantization", lambda s: _label(s.recipe.quant.scheme)),
+    ("Model", "Quantization", lambda s: shown("quant", s.recipe.quant.scheme)),
     ("Model", "Bits per weight", lambda s: s.recipe.quant.bpw.text()),
     ("Model", "Weights from", lambda s: s.recipe.quant.repo.text()),
     ("Model", "Revision", lambda s: s.recipe.quant.revision.text()),
     ("Model", "Download", lambda s: s.recipe.quant.download_gb.text("GB")),
     ("Model", "Speculation", lambda s: ", ".join(LABELS.get(d.kind, d.kind) for d in s.recipe.drafters)),
-    ("Engine", "Engine", lambda s: _label(s.recipe.engine.name)),
+    ("Engine", "Engine", lambda s: shown("engine", s.recipe.engine.name)),
     ("Engine", "Version", lambda s: s.recipe.engine.version.text()),
     ("Engine", "Server", lambda s: s.recipe.engine.server or ""),
     ("Machine", "Card", lambda s: s.recipe.hardware.card.text()),
     ("Machine", "Cards", lambda s: s.recipe.hardware.count.text()),
     ("Machine", "Memory exposed", lambda s: s.recipe.hardware.exposed_gib.text("GiB")),
-    ("Machine", "P2P", lambda s: _label(s.recipe.hardware.peer_copies)),
+    ("Machine", "P2P", lambda s: shown("p2p", s.recipe.hardware.peer_copies)),
     ("Machine", "Driver", lambda s: s.recipe.hardware.driver.text()),
     ("Machine", "Unlock", lambda s: s.recipe.hardware.unlock.text()),
     ("Machine", "Power limit", lambda s: s.recipe.hardware.power_limit_w.text("W")),
-    ("Configuration", "Layout", lambda s: s.recipe.topology.label or _label(s.recipe.topology.layout)),
+    (
+        "Configuration",
+        "Layout",
+        lambda s: s.recipe.topology.label or shown("layout", s.recipe.topology.layout),
+    ),
     ("Configuration", "Transport", lambda s: s.recipe.topology.transport or ""),
     ("Configuration", "Default profile", lambda s: default_profile(s.recipe).name),
     ("Configuration", "Longest request", lambda s: _default(s).max_request_tokens.text("tokens")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from tandem.recipes.facets import LABELS, METRIC_GROUPS, Cell, Cells, Group, Member
+from tandem.recipes.facets import BY_KEY, LABELS, METRIC_GROUPS, Cell, Cells, Group, Member
 from tandem.recipes.measurement import METRIC_UNITS, Measurement
 from tandem.recipes.profiles import default_profile, effective_profile
 from tandem.recipes.register import ModelEntry
@@ -124,7 +124,7 @@ def _profile_member(recipe: Recipe, profile: Profile, index: int) -> Member:
         "default": profile.default,
         "untested": profile.untested,
         "context": profile.max_request_tokens.text("tokens"),
-        "kv": _label(profile.kv),
+        "kv": shown("kv", profile.kv),
         "slots": profile.slots.text(),
         "drafter": LABELS.get(profile.drafter or "", profile.drafter or ""),
         "margin_mib": profile.margin_mib,
@@ -222,8 +222,9 @@ def unit_scale(item: Measurement) -> float | None:
     return None
 
 
-def _label(field: Stated[str]) -> str:
-    return LABELS.get(field.value or "", "") or field.text()
+def shown(key: str, field: Stated[str]) -> str:
+    """The reader's word for a field that is drilled by facet ``key``."""
+    return BY_KEY[key].label_of(field.value) if field.value is not None else field.text()
 
 
 def headline(recipe: Recipe) -> Measurement | None:
@@ -242,10 +243,10 @@ def _recipe_summary(recipe: Recipe, model: ModelEntry, standing: Standing, origi
         "title": recipe.title,
         "model": model.name,
         "model_id": model.id,
-        "quant": _joined(_label(recipe.quant.scheme), recipe.quant.bpw.text("bpw")),
-        "engine": _joined(_label(recipe.engine.name), recipe.engine.version.text()),
+        "quant": _joined(shown("quant", recipe.quant.scheme), recipe.quant.bpw.text("bpw")),
+        "engine": _joined(shown("engine", recipe.engine.name), recipe.engine.version.text()),
         "hardware": f"{count}{hardware.card.text() or 'cards'}{memory}",
-        "layout": _label(recipe.topology.layout) or recipe.topology.label or "",
+        "layout": shown("layout", recipe.topology.layout) or recipe.topology.label or "",
         "context": _longest_request(recipe),
         "decode": "" if number is None else number.text(),
         "decode_standing": "" if number is None else number_standing(recipe, number),

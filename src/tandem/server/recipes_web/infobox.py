@@ -39,7 +39,9 @@ def infobox(entry: Entry) -> list[tuple[str, Markup]]:
     if _told(recipe.hardware.unlock):
         rows.append(("Unlock", _cell(recipe.hardware.unlock)))
     if profile.flags:
-        rows.append(("Flags", Markup("<code>{}</code>").format(" ".join(profile.flags))))
+        rows.append(
+            ("Flags", Markup(" ").join(Markup("<code>{}</code>").format(flag) for flag in profile.flags))
+        )
     rows += [
         ("Tested", _tested(recipe)),
         ("Source", _source(recipe)),

@@ -15,19 +15,19 @@ from markupsafe import Markup
 from tandem.recipes.catalogue import Catalogue, Entry
 from tandem.recipes.drilldown import Drilldown, FacetView
 from tandem.recipes.facets import LABELS
-from tandem.recipes.facts import headline, workload_text
+from tandem.recipes.facts import headline, shown, workload_text
 from tandem.recipes.fit import FitReport, Hardware
 from tandem.recipes.measurement import Measurement
 from tandem.recipes.profiles import effective_profile
 from tandem.recipes.query import Query
 from tandem.recipes.schema import Profile, Recipe
 from tandem.recipes.status import NumberStanding, number_standing
-from tandem.recipes.values import Stated
 from tandem.server.recipes_web.pictures import fit_bars, term_table
 
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
 
+MODEL_KINDS = {"moe": "mixture of experts", "dense": "dense"}
 VERDICT_LABELS = {"fits": "fits", "marginal": "marginal", "no": "does not fit", "unknown": "not known"}
 OUTCOMES = {
     "boots": "it starts",
@@ -201,6 +201,7 @@ class ShownProfile:
     profile: Profile
     full: Profile
     fit: FitReport | None
+    reason: str
     bars: Markup
     terms: list[tuple[str, list[str]]]
 
@@ -277,7 +278,7 @@ def _pins(recipe: Recipe) -> list[tuple[str, str, str | None]]:
         ("Weights", quant.repo.text(), quant.revision.value),
         (
             "Engine",
-            " ".join(filter(None, (_label(engine.name), engine.version.text()))),
+            " ".join(filter(None, (shown("engine", engine.name), engine.version.text()))),
             engine.commit.value or engine.digest,
         ),
     ]
@@ -287,28 +288,30 @@ def _pins(recipe: Recipe) -> list[tuple[str, str, str | None]]:
     return pins
 
 
-def _label(field: Stated[str]) -> str:
-    return LABELS.get(field.value or "", "") or field.text()
-
-
 def _shown_profile(
     catalogue: Catalogue, recipe: Recipe, profile: Profile, hardware: Hardware | None
 ) -> ShownProfile:
     full = effective_profile(recipe, profile)
     if hardware is None:
-        return ShownProfile(profile, full, None, Markup(""), [])
+        return ShownProfile(profile, full, None, "", Markup(""), [])
     report = catalogue.fit(recipe, profile, hardware)
-    return ShownProfile(profile, full, report, fit_bars(report), term_table(report))
+    limits = report.limiting_card
+    reason = report.reason.rstrip(".") + "."
+    if limits is None or not reason.startswith(limits):
+        reason = reason[:1].upper() + reason[1:]
+    if limits is not None and limits not in reason:
+        reason += f" The card that limits is {limits}."
+    return ShownProfile(profile, full, report, reason, fit_bars(report), term_table(report))
 
 
 def _groups(recipe: Recipe) -> list[tuple[str, str, list[ShownNumber]]]:
     """The numbers by configuration: profile and what was changed of it."""
     held: dict[tuple[str | None, tuple[str, ...]], list[ShownNumber]] = {}
     for item in recipe.measurements:
-        shown = ShownNumber(
+        number = ShownNumber(
             item, LABELS.get(item.metric, item.metric), workload_text(item), number_standing(recipe, item)
         )
-        held.setdefault((item.profile, item.deviations), []).append(shown)
+        held.setdefault((item.profile, item.deviations), []).append(number)
     return [
         (f"Profile {profile}" if profile else "Profile not told", ", ".join(deviations), items)
         for (profile, deviations), items in held.items()

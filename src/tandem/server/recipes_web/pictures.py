@@ -11,74 +11,72 @@ from tandem.core.plan import GIB, format_bytes
 from tandem.recipes.compare import Point
 from tandem.recipes.fit import CardFit, FitReport
 
-_WIDTH, _ROW, _BAR, _LEFT, _RIGHT = 640, 46, 18, 64, 96
-_SHADES = 7
+_WIDTH, _BAR_HEIGHT, _BAND_HEIGHT = 1000, 22, 5
+_SHADES = 9
 
 
 def fit_bars(report: FitReport) -> Markup:
-    """One bar a card: its parts, the line of what may be used, a whisker from the low to the high figure."""
+    """One bar a card: its parts, a line at what may be used, below it the band from the low to the high figure."""
     if not report.cards:
         return Markup("")
     largest = max(max(card.high_bytes, card.usable_bytes) for card in report.cards)
     names = list(dict.fromkeys(term.name for card in report.cards for term in card.terms))
-    height = _ROW * len(report.cards) + 4
-    parts = [_card_bar(card, index, largest, names) for index, card in enumerate(report.cards)]
-    told = "; ".join(
-        f"{card.name}: {format_bytes(card.expected_bytes)} of {format_bytes(card.usable_bytes)}"
-        for card in report.cards
-    )
+    bars = Markup("").join(_card_bar(card, largest, names) for card in report.cards)
     legend = Markup("").join(
         Markup('<li><span class="swatch s{}"></span>{}</li>').format(index % _SHADES, name.replace("_", " "))
         for index, name in enumerate(names)
     )
-    return Markup(
-        '<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg><ul class="legend">{}</ul>'
-    ).format(_WIDTH, height, told, Markup("").join(parts), legend)
+    band = Markup('<li><span class="swatch band"></span>low to high figure</li>')
+    return Markup('{}<ul class="legend">{}{}</ul>').format(bars, legend, band)
 
 
-def _card_bar(card: CardFit, index: int, largest: int, names: list[str]) -> Markup:
-    scale = (_WIDTH - _LEFT - _RIGHT) / largest
-    top = index * _ROW + 14
-    middle = top + _BAR / 2
+def _card_bar(card: CardFit, largest: int, names: list[str]) -> Markup:
+    scale = _WIDTH / largest
     pieces = [
-        Markup('<text class="name" x="0" y="{}">{}</text>').format(middle + 4, card.name),
-        Markup('<rect class="room" x="{}" y="{}" width="{}" height="{}"/>').format(
-            _LEFT, top, _px(card.usable_bytes * scale), _BAR
-        ),
+        Markup('<rect class="room" x="0" y="0" width="{}" height="{}"/>').format(
+            _px(card.usable_bytes * scale), _BAR_HEIGHT
+        )
     ]
-    x = float(_LEFT)
+    x = 0.0
     for term in card.terms:
         width = term.bytes * scale
         title = f"{term.name.replace('_', ' ')}: {format_bytes(term.bytes)} ({term.quality})"
         pieces.append(
             Markup(
-                '<rect class="s{} {}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
+                '<rect class="s{} {}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>'
             ).format(
-                names.index(term.name) % _SHADES, term.quality, _px(x), top, _px(max(width, 0.5)), _BAR, title
+                names.index(term.name) % _SHADES,
+                term.quality,
+                _px(x),
+                _px(max(width, 0.5)),
+                _BAR_HEIGHT,
+                title,
             )
         )
         x += width
-    limit = _LEFT + card.usable_bytes * scale
-    low, high = _LEFT + card.low_bytes * scale, _LEFT + card.high_bytes * scale
-    over = card.expected_bytes > card.usable_bytes
-    left = card.usable_bytes - card.expected_bytes
-    said = f"{format_bytes(abs(left))} {'short' if over else 'left'}"
+    low, high = card.low_bytes * scale, card.high_bytes * scale
+    limit = min(card.usable_bytes * scale, _WIDTH - 1.5)
     pieces.append(
         Markup(
-            '<path class="whisker" d="M{0} {2}H{1}M{0} {3}v8M{1} {3}v8"/>'
-            '<path class="limit" d="M{4} {5}v{6}"/>'
-            '<text class="left {7}" x="{8}" y="{9}">{10}</text>'
+            '<rect class="band" x="{}" y="{}" width="{}" height="{}"/><path class="limit" d="M{} 0v{}"/>'
         ).format(
-            _px(low), _px(high), top - 5, top - 9, _px(limit), top - 4, _BAR + 8, "over" if over else "",
-            _WIDTH - _RIGHT + 8, middle + 4, said,
+            _px(low), _BAR_HEIGHT + 2, _px(max(high - low, 3)), _BAND_HEIGHT, _px(limit), _BAR_HEIGHT + 9
         )
+    )
+    left = card.usable_bytes - card.expected_bytes
+    said = f"{abs(left) / GIB:.2f} GiB {'short' if left < 0 else 'left'}"
+    label = f"{card.name}: {format_bytes(card.expected_bytes)} of {format_bytes(card.usable_bytes)}, {said}"
+    return Markup(
+        '<div class="bar"><span class="name">{}</span><svg viewBox="0 0 {} {}" preserveAspectRatio="none" '
+        'role="img" aria-label="{}">{}</svg><span class="left{}">{}</span></div>'
+    ).format(
+        card.name, _WIDTH, _BAR_HEIGHT + 9, label, Markup("").join(pieces), " over" if left < 0 else "", said
     )  # fmt: skip
-    return Markup("").join(pieces)
 
 
 def scatter(points: Sequence[Point], root: str) -> Markup:
     """Decode speed over the number of cards; hollow marks deviate from their recipe's configuration."""
-    width, height, left, bottom, top, right = 760, 380, 64, 46, 18, 24
+    width, height, left, bottom, top, right = 760, 390, 64, 46, 34, 24
     most_cards = max(int(max(point.x for point in points)), 2)
     ceiling = _ceiling(max(point.high for point in points))
 
@@ -103,7 +101,7 @@ def scatter(points: Sequence[Point], root: str) -> Markup:
             )
         )
     pieces.append(Markup('<text class="axis x" x="{}" y="{}">cards</text>').format(width - right, height - 8))
-    pieces.append(Markup('<text class="axis y" x="{}" y="{}">tok/s</text>').format(left - 8, top - 4))
+    pieces.append(Markup('<text class="axis y" x="{}" y="{}">tok/s</text>').format(left - 8, top - 18))
     for point in points:
         pieces.append(_mark(point, x_of(point.x), y_of(point.low), y_of(point.high), root))
     label = (

@@ -118,7 +118,7 @@ class _Pages:
             }
             models = [(model, counts.get(model.id, 0)) for model in self._catalogue.models().values()]
             models.sort(key=lambda pair: (-pair[1], pair[0].name.casefold()))
-            return {"here": "models", "models": models[:_LISTED_IDS]}
+            return {"here": "models", "models": models[:_LISTED_IDS], "kinds": pages.MODEL_KINDS}
 
         return self._respond.page(request, lambda: self._respond.html(request, "", "models.html", values))
 
