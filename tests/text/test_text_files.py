@@ -132,6 +132,7 @@ TEMPLATES = {
     "chatml": toy.CHATML,
     "none": "{{ messages }}",
     "other": "{{ messages }}[TOOLS]{{ tools }}",
+    "functions": "{{ messages }}{{ tools }}<tool_call><function=",
     "llama": "{{ messages }}{{ tools }}<|eot_id|>{'\"parameters\": '}",
 }
 
@@ -147,6 +148,7 @@ def test_formats_are_detected_or_named(tmp_path: Path) -> None:
         "chatml": (None, "hermes"),
         "none": (None, "hermes"),
         "other": (None, None),
+        "functions": (None, None),
         "llama": (None, "llama3_json"),
     }
     named = TextBundle.from_folder(tmp_path / "none", reasoning_format="think", tool_format="glm")

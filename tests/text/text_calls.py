@@ -226,3 +226,18 @@ HERMES_TEXTS = {
         [("types", {"o": {"a": [1, {"b": "}"}]}, "z": -1500.0, "ok": True})],
     ),
 }
+
+
+USER = {"role": "user", "content": "Hi"}
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "안녕 <b>&'\" é",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def history_call(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

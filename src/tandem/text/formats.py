@@ -33,7 +33,7 @@ def tool_format(name: str | None, template: str) -> ToolFormat | None:
         if "<arg_key>" in template:
             return GLM
         if "<tool_call>" in template:
-            return HERMES
+            return None if "<function=" in template else HERMES
         if '"parameters": ' in template and "<|eot_id|>" in template:
             return LLAMA3_JSON
         return HERMES if template and "tools" not in template else None
