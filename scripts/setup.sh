@@ -62,7 +62,7 @@ fi
 extras=$(printf '%s\n' ${installed[@]+"${installed[@]}"} "$@" | sort -u | sed '/^$/d' | paste -sd, -)
 say "installing tandem${extras:+ with $extras} (torch alone is 200 MB to 3 GB; this happens once)"
 rm -f "$stamp_file"
-quiet=(--quiet)
+quiet=(--quiet --quiet)
 [[ -t 2 ]] && quiet=()
 .venv/bin/python -m pip install --disable-pip-version-check ${quiet[@]+"${quiet[@]}"} \
   --constraint constraints.txt --editable ".${extras:+[$extras]}" >&2 ||

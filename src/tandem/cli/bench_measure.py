@@ -113,7 +113,7 @@ class _Prompts:
 
     def _tokenize(self, words: int) -> dict[str, Any]:
         text = " ".join(self._random.choice(_WORDS) for _ in range(words))
-        return self._endpoint.client.post("/tokenize", {"model": self._endpoint.model, "text": text})
+        return self._endpoint.client.post("/tokenize", {"model": self._endpoint.model, "prompt": text})
 
 
 def _complete(endpoint: Endpoint, prompt: Sequence[int], max_tokens: int) -> Answer:

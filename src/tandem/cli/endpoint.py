@@ -16,6 +16,7 @@ from tandem.cli.client import ApiClient
 from tandem.cli.console import notices
 from tandem.cli.progress import progress_for
 from tandem.core.errors import SettingsError
+from tandem.core.log import configure_logging
 from tandem.core.options import LoadOptions
 from tandem.core.settings import read_environment
 
@@ -46,6 +47,7 @@ def open_endpoint(url: str | None, api_key: str | None, options: LoadOptions) ->
         with ApiClient(url, key) as client:
             yield Endpoint(client, client.model_id(), None)
         return
+    configure_logging("warning")
     from tandem.api.load import open_service
     from tandem.server.config import ServerConfig
     from tandem.server.run import bind, serve, server_url

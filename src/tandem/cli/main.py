@@ -13,9 +13,9 @@ import typer
 
 import tandem
 from tandem.cli import bench, chat, doctor, generate, models, plan, serve
+from tandem.cli.entry import EXIT_INTERRUPTED
 from tandem.core.errors import TandemError
 
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 app = typer.Typer(
@@ -92,7 +92,3 @@ def _fail(message: str, error: BaseException, debug: bool, exit_code: int) -> in
         traceback.print_exception(error)
     print(f"tandem: {message}", file=sys.stderr)
     return exit_code
-
-
-def main() -> None:
-    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,17 @@
+"""The command's first line of Python: an interrupt while the rest is imported ends without a traceback."""
+
+from __future__ import annotations
+
+import sys
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    try:
+        from tandem.cli.main import run
+
+        exit_code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        exit_code = EXIT_INTERRUPTED
+    sys.exit(exit_code)
