@@ -39,7 +39,6 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         fields: dict[str, Any] = json.loads(definition)
-        self._fields = fields
         self._plain: tokenizers.Tokenizer | None = None
         self._strips_first_space = _prepends_space(fields)
         added = self._backend.get_added_tokens_decoder()
@@ -100,7 +99,7 @@ class Tokenizer:
 
     def _plain_backend(self) -> tokenizers.Tokenizer:
         if self._plain is None:
-            fields = {**self._fields, "added_tokens": [], "post_processor": None}
+            fields = {**json.loads(self._backend.to_str()), "added_tokens": [], "post_processor": None}
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(fields))
         return self._plain
 
@@ -155,13 +154,15 @@ def _prepends_space(fields: dict[str, Any]) -> bool:
 def _token_bytes(backend: tokenizers.Tokenizer, added: dict[str, int], byte_level: bool) -> list[bytes]:
     vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
-    alphabet = byte_alphabet()
+    letters = str.maketrans({letter: chr(byte) for letter, byte in byte_alphabet().items()})
     for text, index in vocabulary.items():
         if text in added:
             table[index] = text.encode("utf-8", "replace")
         elif byte_level:
-            values = [alphabet.get(character, -1) for character in text]
-            table[index] = text.encode("utf-8", "replace") if -1 in values else bytes(values)
+            try:
+                table[index] = text.translate(letters).encode("latin-1")
+            except UnicodeEncodeError:
+                table[index] = text.encode("utf-8", "replace")
         elif match := _BYTE_TOKEN.fullmatch(text):
             table[index] = bytes([int(match[1], 16)])
         else:
