@@ -89,12 +89,12 @@ class Pending:
 class ContractEngine:
     """``eager`` computes a batch when it is submitted, else when it is finished: a real pipeline is
     somewhere between. ``faulty_seeds`` names sequences whose samples come out as slot faults;
-    ``faulty_from`` makes them fail in every run from that position on."""
+    ``faulty_start`` makes them fail in the run that starts there instead."""
 
     limits: EngineLimits
     eager: bool = True
     faulty_seeds: frozenset[int] = frozenset()
-    faulty_from: int | None = None
+    faulty_start: int | None = None
     constant_token: int | None = None
     batches: list[Batch] = field(default_factory=list)
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class ContractEngine:
             lease = self.leases[run.slot]
             self._compute_run(run, lease)
             seed = lease.spec.sampling.seed
-            failing = run.sample if self.faulty_from is None else run.start >= self.faulty_from
+            failing = run.sample if self.faulty_start is None else run.start == self.faulty_start
             if failing and seed in self.faulty_seeds:
                 faults.append(SlotFault(run.slot, "logits are not finite"))
                 continue

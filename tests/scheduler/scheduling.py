@@ -11,6 +11,7 @@ from tandem.core.batch import Batch, EngineLimits
 from tandem.core.requests import Finish, FinishReason, GenerationRequest, SamplingParams, TokenOutput
 from tandem.scheduler.admission import longest_sequence_tokens
 from tandem.scheduler.config import SchedulerConfig
+from tandem.scheduler.prefix import Node
 from tandem.scheduler.scheduler import StepScheduler
 
 
@@ -151,9 +152,27 @@ class Bench:
         assert self.scheduler.memory.checkpoints.idle
 
     def check(self) -> None:
+        """Conservation, and the books of pages, index and checkpoints against each other."""
         self.scheduler.check()
+        memory = self.scheduler.memory
+        indexed = [page for page in range(self.limits.total_pages) if memory.pool.is_indexed(page)]
+        assert sorted(page for node in self.published() for page in node.pages) == indexed
+        for number, node in self.checkpointed().items():
+            assert node.checkpoint == number
+            assert not node.attached or node in self.published()
         stats = self.scheduler.snapshot
         assert stats.free_pages + stats.cached_pages + stats.live_pages == stats.total_pages
+
+    def published(self) -> list[Node]:
+        """All nodes of the prefix index."""
+        nodes = [self.scheduler.memory.index.root]
+        for node in nodes:
+            nodes.extend(node.children.values())
+        return nodes[1:]
+
+    def checkpointed(self) -> dict[int, Node]:
+        """The checkpoint numbers that belong to a node."""
+        return dict(self.scheduler.memory.checkpoints._nodes)
 
     def _check_writes(self, batch: Batch) -> None:
         pool = self.scheduler.memory.pool

@@ -113,6 +113,21 @@ def test_awaited_chunk_whose_owner_is_cancelled() -> None:
     assert heir.finish.usage.cached_tokens == 16, "what the owner computed before it left"
 
 
+def test_last_chunk_waits_for_nobody() -> None:
+    """Its logits are needed, so another's copy of it would not help."""
+    bench = Bench(make_limits(pipeline_depth=3, max_slots=2))
+    for name in ("a", "b"):
+        bench.add(make_request(name, prompt_of(1, 16)))
+    while bench.submit() is not None:
+        pass
+    assert [pending.batch.runs[0].start for pending in bench.engine.pending] == [0, 8]
+    bench.commit()
+    batch = bench.submit()
+    assert batch is not None
+    assert (batch.runs[0].slot, batch.runs[0].start) == (1, 8)
+    bench.run()
+
+
 def test_reuse_can_be_switched_off() -> None:
     prompt = prompt_of(1, 40)
     bench = Bench(make_limits(), SchedulerConfig(prefix_reuse="off"))
@@ -150,13 +165,11 @@ def test_full_cache_three_times_over(checkpoints: int) -> None:
 
 
 def test_checkpoint_and_pages_leave_together() -> None:
+    """The bench checks after every move that each number belongs to one published chunk."""
     bench = Bench(make_limits(total_pages=14, context_tokens=40, state_checkpoints=3))
     for i in range(8):
         serve(bench, str(i), prompt_of(i, 17))
-        store = bench.scheduler.memory.checkpoints
-        for number, node in store._nodes.items():
-            assert node.attached
-            assert node.checkpoint == number
+    assert 1 <= len(bench.checkpointed()) <= 3
 
 
 def test_one_checkpoint_follows_the_conversation() -> None:
@@ -203,12 +216,12 @@ def test_fault_while_another_uses_the_same_prefix() -> None:
         assert healthy.tokens == bench.alone(request)
 
 
-@pytest.mark.parametrize("first_fault", [0, 8, 16])
+@pytest.mark.parametrize("start", [0, 8, 16])
 @pytest.mark.parametrize("checkpoints", [0, 4])
-def test_nothing_behind_a_faulty_chunk_is_shared(first_fault: int, checkpoints: int) -> None:
+def test_nothing_behind_a_faulty_chunk_is_shared(start: int, checkpoints: int) -> None:
     """The chunk after it is in flight already, and comes back without a complaint of its own."""
     bench = Bench(make_limits(pipeline_depth=3, state_checkpoints=checkpoints), faulty_seeds=frozenset({13}))
-    bench.engine.faulty_from = first_fault
+    bench.engine.faulty_start = start
     prompt = prompt_of(1, 41)
     broken = bench.add(make_request("broken", prompt, seed=13))
     request = make_request("heir", prompt)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
+import pytest
 from contract_engine import VOCABULARY
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -104,11 +106,10 @@ def expected_tokens(bench: Bench, request: GenerationRequest, sink_stop: int | N
     return tokens[: tokens.index(sink_stop) + 1] if sink_stop in tokens else tokens
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(limits=engine_limits(), config=configs, eager=st.booleans(), script=events)
-def test_every_output_is_that_of_running_alone(
+def check_script(
     limits: EngineLimits, config: SchedulerConfig, eager: bool, script: list[Arrival | Cancel | Move]
-) -> None:
+) -> Bench:
+    """Play the script and let everything end; check every output, every count, every page."""
     bench = Bench(limits, config, eager=eager)
     taken: list[tuple[GenerationRequest, Arrival, RecordingSink]] = []
     cancelled: set[int] = set()
@@ -156,8 +157,66 @@ def test_every_output_is_that_of_running_alone(
     assert stats.generated_tokens_total == sum(len(sink.tokens) for _, _, sink in taken)
     assert sum(stats.finished_total.values()) == len(taken)
     assert stats.running == stats.waiting == stats.live_pages == 0
+    return bench
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(limits=engine_limits(), config=configs, eager=st.booleans(), script=events)
+def test_every_output_is_that_of_running_alone(
+    limits: EngineLimits, config: SchedulerConfig, eager: bool, script: list[Arrival | Cancel | Move]
+) -> None:
+    bench = check_script(limits, config, eager, script)
+    stats = bench.scheduler.snapshot
     event(f"preempted: {stats.preemptions_total > 0}")
     event(f"reused: {stats.prefix_hit_tokens_total > 0}")
     event(
         f"restored: {any(run.restore_checkpoint is not None for b in bench.engine.batches for run in b.runs)}"
     )
+
+
+def random_script(rng: random.Random) -> list[Arrival | Cancel | Move]:
+    script: list[Arrival | Cancel | Move] = []
+    for _ in range(rng.randint(10, 60)):
+        kind = rng.random()
+        if kind < 0.4:
+            script.append(
+                Arrival(
+                    text=rng.randint(0, 1),
+                    shared=min(rng.randint(0, 40), 30),
+                    own=rng.randint(0, 9),
+                    max_tokens=rng.randint(1, 40),
+                    stops=frozenset([rng.randint(0, 2 * VOCABULARY)]),
+                    sink_stop=rng.choice([None, rng.randint(0, 2 * VOCABULARY)]),
+                    reuse_prefix=rng.random() < 0.85,
+                )
+            )
+        elif kind < 0.9:
+            script.append(Move(rng.randint(0, 3), rng.randint(0, 3)))
+        else:
+            script.append(Cancel(rng.randint(0, 30)))
+    return script
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_crowded_scenarios(block: int) -> None:
+    """Denser than what hypothesis draws: a third of these preempt, half reuse, a third restore state."""
+    preempted = reused = 0
+    for number in range(60 * block, 60 * (block + 1)):
+        rng = random.Random(number)
+        page_tokens = rng.choice([1, 2, 4])
+        limits = make_limits(
+            page_tokens=page_tokens,
+            chunk_tokens=page_tokens * rng.randint(1, 3),
+            total_pages=rng.randint(5, 16) * 4 // page_tokens,
+            max_slots=rng.randint(1, 6),
+            max_step_rows=rng.choice([1, 2, 5, 16, 40]),
+            context_tokens=rng.randint(20, 60),
+            pipeline_depth=rng.randint(1, 4),
+            state_checkpoints=rng.choice([0, 0, 1, 2, 5, 9]),
+        )
+        config = SchedulerConfig(max_waiting=50, max_prefill_chunks_per_step=rng.randint(1, 2))
+        bench = check_script(limits, config, rng.random() < 0.5, random_script(rng))
+        preempted += bench.scheduler.snapshot.preemptions_total > 0
+        reused += bench.scheduler.snapshot.prefix_hit_tokens_total > 0
+    assert preempted >= 10
+    assert reused >= 20

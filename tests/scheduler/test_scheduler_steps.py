@@ -90,6 +90,8 @@ def test_pipeline_is_kept_full(depth: int) -> None:
         bench.add(make_request(str(i), prompt_of(i, 3), max_tokens=30))
     for _ in range(12):
         bench.step()
+    while bench.commit():
+        pass
     while bench.submit() is not None:
         pass
     in_flight = [pending.batch for pending in bench.engine.pending]
@@ -133,6 +135,31 @@ def test_preempted_sequence_resumes_with_the_same_bits(depth: int, checkpoints: 
     assert replayed, "generated tokens come back in runs of several rows"
     assert {run.slot for run in replayed} <= {0, 1}
     assert bench.scheduler.snapshot.prompt_tokens_total == 18, "a resume counts no prompt twice"
+
+
+def test_preempted_sequence_resumes_before_those_that_wait() -> None:
+    bench = Bench(make_limits(total_pages=12, context_tokens=44, max_slots=2))
+    for i, name in enumerate(("oldest", "preempted", "waiting")):
+        bench.add(make_request(name, prompt_of(i, 9), max_tokens=34))
+    while not bench.scheduler.snapshot.preemptions_total:
+        bench.step()
+    positions = [bench.scheduler.queue.position(name) for name in ("oldest", "preempted", "waiting")]
+    assert positions == [None, 0, 1]
+    bench.run()
+
+
+def test_waiter_gets_the_pages_of_one_that_ends_while_others_run() -> None:
+    bench = Bench(make_limits(total_pages=18, context_tokens=70, max_slots=4))
+    bench.add(make_request("short", prompt_of(1, 30), max_tokens=10))
+    bench.add(make_request("long", prompt_of(2, 9), max_tokens=30))
+    waiter = bench.add(make_request("waiter", prompt_of(3, 20)))
+    while bench.scheduler.snapshot.finished_total == {}:
+        bench.step()
+        assert not waiter.tokens
+    bench.submit()
+    assert bench.scheduler.queue.position("waiter") is None
+    assert bench.scheduler.snapshot.running == 2
+    bench.run()
 
 
 def test_oldest_sequence_is_never_preempted() -> None:
