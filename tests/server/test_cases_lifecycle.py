@@ -55,6 +55,15 @@ async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
         await asyncio.sleep(0.01)
 
 
+async def enter(client: httpx.AsyncClient, service: Service, body: dict[str, Any]) -> asyncio.Task[Any]:
+    """Send a request and wait until the scheduler has it (or it was answered): the order is then certain."""
+    stats = service.stats()
+    inside = stats.running + stats.waiting
+    call = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+    await until(lambda: call.done() or service.stats().running + service.stats().waiting > inside)
+    return call
+
+
 ENDLESS = say("endless words ", repeats=True, ends=False, token_delay_s=0.002)
 
 
@@ -99,22 +108,14 @@ async def test_j1_disconnect_without_streaming_and_while_waiting(tmp_path: Path)
 async def test_j4_queue_limit(tmp_path: Path) -> None:
     service, engine = make_service(
         tmp_path,
-        {"slow": say("words", token_delay_s=0.05)},
+        {"slow": say("words", stall_at=1)},
         limits=replace(LIMITS, max_slots=1),
         scheduling=SchedulerConfig(max_waiting=2),
     )
     async with listening(service) as client:
-        calls = []
-        for index in range(10):
-            calls.append(
-                asyncio.create_task(
-                    client.post(
-                        "/v1/chat/completions", json=chat_body(f"slow {index}", stream=index % 2 == 0)
-                    )
-                )
-            )
-            await until(lambda: service.stats().running == 1)
-            await asyncio.sleep(0.01)
+        bodies = [chat_body(f"slow {index}", stream=index % 2 == 0) for index in range(10)]
+        calls = [await enter(client, service, body) for body in bodies]
+        engine.release.set()
         answers = [await call for call in calls]
         assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 7
         for answer in answers[3:]:
@@ -201,17 +202,15 @@ async def test_j5_a_failed_load_tells_why() -> None:
 
 
 async def test_j6_engine_fault_ends_everybody_and_turns_health(tmp_path: Path) -> None:
-    service, _ = make_service(
+    service, engine = make_service(
         tmp_path,
-        {"story": ENDLESS, "break": say("abc", engine_fault_at=2)},
+        {"story": ENDLESS, "break": say("abc", stall_at=2, engine_fault_at=2)},
         limits=replace(LIMITS, max_slots=2),
     )
     async with listening(service) as client:
-        texts = [("story", True), ("break", False), ("story", False), ("story", True)]
-        calls = [
-            asyncio.create_task(client.post("/v1/chat/completions", json=chat_body(text, stream=stream)))
-            for text, stream in texts
-        ]
+        texts = (("story", True), ("break", False), ("story", False), ("story", True))
+        calls = [await enter(client, service, chat_body(text, stream=stream)) for text, stream in texts]
+        engine.release.set()
         answers = await asyncio.gather(*calls)
         for answer in answers:
             error = (
@@ -232,9 +231,9 @@ async def test_j6_a_stuck_engine_turns_health_and_ends_waiters(tmp_path: Path) -
     service, engine = make_service(
         tmp_path, {"hang": say("abc", stall_at=1)}, limits=replace(LIMITS, max_slots=1)
     )
-    async with listening(service, ServerConfig(port=0, stall_timeout_s=0.3)) as client:
+    async with listening(service, ServerConfig(port=0, stall_timeout_s=1)) as client:
         bodies = [chat_body("hang", stream=True), chat_body("hang"), chat_body("hi", stream=True)]
-        calls = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for body in bodies]
+        calls = [await enter(client, service, body) for body in bodies]
         answers = await asyncio.gather(*calls)
         errors = [
             answer.json()["error"] if answer.status_code == 503 else join(parse_events(answer.content)).error
