@@ -9,6 +9,7 @@ Precedence everywhere: built-in default < recipe < profile < settings file < env
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,31 @@ from tandem.core.errors import SettingsError
 from tandem.core.pip_config import PackageIndex, read_package_index
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+VARIABLES: Mapping[str, str] = {
+    "TANDEM_CACHE_DIR": "Folder for downloads and compiled kernels; else `$XDG_CACHE_HOME/tandem`.",
+    "TANDEM_DATA_DIR": "Folder for your own recipes and records; else `$XDG_DATA_HOME/tandem`.",
+    "TANDEM_API_KEY": "Accepted API keys, comma separated; also the key that clients of `--url` send.",
+    "TANDEM_OFFLINE": "Yes = never touch the network.",
+    "TANDEM_LOG_LEVEL": f"One of {', '.join(LOG_LEVELS)}; else `info`.",
+    "HF_HUB_OFFLINE": "As `TANDEM_OFFLINE`.",
+    "HF_HUB_CACHE": "Folder of the hub's models, shared with its other tools; else `$HF_HOME/hub`.",
+    "HF_HOME": "Folder of the hub's tools; else `$XDG_CACHE_HOME/huggingface`.",
+    "HF_ENDPOINT": "A mirror to use in place of the public hub.",
+    "PIP_INDEX_URL": "The simple package index the demo model comes from; over pip's own files.",
+    "UV_DEFAULT_INDEX": "The same, if `PIP_INDEX_URL` is not set.",
+    "UV_INDEX_URL": "The same, if neither is set.",
+    "PIP_CONFIG_FILE": "A further configuration file of pip (`index-url`, `cert`); `/dev/null` = read none.",
+    "PIP_CERT": "Certificate bundle for the package index.",
+    "REQUESTS_CA_BUNDLE": "The same, if `PIP_CERT` is not set.",
+    "SSL_CERT_FILE": "The same, if neither is set.",
+    "HOME": "Where the folders below lie.",
+    "XDG_CACHE_HOME": "Else `~/.cache`.",
+    "XDG_DATA_HOME": "Else `~/.local/share`.",
+    "XDG_CONFIG_HOME": "Where pip's configuration file is looked for; else `~/.config`.",
+    "XDG_CONFIG_DIRS": "The machine's configuration folders, for the same; else `/etc/xdg`.",
+}
+"""Every environment variable that is read, and what it does (docs/settings.md is made from this)."""
 
 _FALSE = {"", "0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
@@ -60,7 +86,7 @@ def read_environment(environ: dict[str, str] | None = None) -> Environment:
     home = Path(env.get("HOME") or Path.home())
     cache_home = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
     data_home = Path(env.get("XDG_DATA_HOME") or home / ".local" / "share")
-    level = env.get("TANDEM_LOG_LEVEL", "info").lower()
+    level = (env.get("TANDEM_LOG_LEVEL") or "info").lower()
     if level not in LOG_LEVELS:
         raise SettingsError(
             "TANDEM_LOG_LEVEL must be debug, info, warning or error",
