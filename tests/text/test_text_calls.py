@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import text_toy as toy
@@ -294,3 +295,46 @@ def test_c8_finish_reasons(glm: TextBundle) -> None:
     assert cut["finish"] == "length"
     assert toy.run(glm, text, options)["finish"] == "tool_calls"
     assert toy.run(glm, "</think>No call.", options)["finish"] == "stop"
+
+
+PARTS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<think>",
+    "</think>",
+    "<|python_tag|>",
+    "get_weather",
+    "write_file",
+    "nope",
+    "city",
+    "path",
+    '{"name": "get_weather", ',
+    '"arguments": {"city": "x"}',
+    "}",
+    '"',
+    "\\",
+    " ",
+    "\n",
+    "word",
+    "<",
+    "null",
+]
+
+
+@pytest.mark.parametrize("tool_format", [GLM, HERMES, LLAMA3_JSON])
+@pytest.mark.parametrize("reasoning", [True, False])
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=14), seed=st.integers(0, 999), by_model=st.booleans())
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_c2_any_mixture_of_tags_gives_the_same_for_every_split(
+    tool_format: ToolFormat, reasoning: bool, parts: list[str], seed: int, by_model: bool
+) -> None:
+    text = "".join(parts)
+    cuts = sorted(random.Random(seed).choices(range(len(text) + 1), k=4))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse(tool_format, [text], reasoning=reasoning, by_model=by_model)
+    assert parse(tool_format, pieces, reasoning=reasoning, by_model=by_model) == whole
+    assert parse(tool_format, list(text), reasoning=reasoning, by_model=by_model) == whole

@@ -59,6 +59,7 @@ class MessageParser:
         self._tools = tools
         self._format = tool_format if tools else None
         self._call_markers = self._format.start_markers if self._format else ()
+        self._bare_start = (self._format.bare_start if self._format else None) or ""
         self._after_start = _Mode.REASONING if reasoning and starts_in_reasoning else _Mode.CONTENT
         self._mode = _Mode.START if reasoning else self._after_start
         self._text = ""
@@ -150,8 +151,11 @@ class MessageParser:
             if not self._text:
                 return False
             self._trim_start = False
-        if self._mode is _Mode.CONTENT and self._bare_start_possible and self._start_bare_call():
-            return True
+        if self._mode is _Mode.CONTENT and self._bare_start_possible and self._bare_start:
+            if not self._text.strip() and not final:
+                return False
+            if self._start_bare_call():
+                return True
         markers = list(self._call_markers)
         if self._reasoning and (self._mode is _Mode.REASONING or self._stray_close):
             markers.append(self._reasoning.close_tag)
@@ -184,18 +188,16 @@ class MessageParser:
             if visible:
                 self._events.append(TextEvent("reasoning", visible))
         else:
-            self._bare_start_possible = self._bare_start_possible and not text.strip()
+            self._bare_start_possible = False
             self._events.append(TextEvent("content", text))
 
     def _start_bare_call(self) -> bool:
-        if self._format is None or self._format.bare_start is None:
-            return False
         visible = self._text.lstrip()
-        if not visible.startswith(self._format.bare_start):
+        if not visible.startswith(self._bare_start):
             return False
-        self._bare_start_possible = False
+        space = self._text[: len(self._text) - len(visible)]
         self._text = visible
-        self._open_call("")
+        self._open_call(space)
         return True
 
     def _open_call(self, marker: str) -> None:
