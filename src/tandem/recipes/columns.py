@@ -27,8 +27,8 @@ Floats = npt.NDArray[np.float64]
 NONE, ABSENT, FIRST = 0, 1, 2
 """Codes: nothing stated, cannot apply, and the first value's."""
 
-_SCATTER_LIMIT = 8_000_000
-"""Up to so many (record, value) pairs a bit table is quicker than sorting."""
+_TABLE_LIMIT = 2_000_000
+"""Up to so many (record, value) pairs a table of flags is quicker than hashing the pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +77,44 @@ class Column:
         mask[self.member_of_entry[hits]] = True
         return mask
 
-    def selection(self, members: Bools) -> tuple[Ints, Ints]:
-        """(record, code) of every entry of the given members (bool per member)."""
+    def select(self, members: Bools) -> Selection:
+        """The entries of the given members (bool per member)."""
         if self.member_of_entry is None:
             index = np.flatnonzero(members)
-            return self.members.record[index], self.codes[index]
+            return Selection(self, self.members.record[index], self.codes[index])
         entry = np.flatnonzero(members[self.member_of_entry])
-        return self.members.record[self.member_of_entry[entry]], self.codes[entry]
+        return Selection(self, self.members.record[self.member_of_entry[entry]], self.codes[entry])
 
-    def counts(self, selection: tuple[Ints, Ints]) -> Ints:
-        """Distinct records per code among the selected entries."""
-        record, code = selection
-        if self.members.one_each:  # a member never repeats a value
-            return np.bincount(code, minlength=self.code_count)
-        pair = record * self.code_count + code
-        if self.members.records * self.code_count <= _SCATTER_LIMIT:
-            table = np.zeros(self.members.records * self.code_count, dtype=np.bool_)
-            table[pair] = True
-            by_value: Ints = table.reshape(self.members.records, self.code_count).sum(axis=0, dtype=np.int64)
-        return by_value
-        return np.bincount(np.unique(pair) % self.code_count, minlength=self.code_count)
 
-    def count_records(self, selection: tuple[Ints, Ints], accepted: Bools) -> int:
-        """Distinct records with an entry of any accepted code."""
-        record, code = selection
-        hit = np.zeros(self.members.records, dtype=np.bool_)
-        hit[record[accepted[code]]] = True
-        return int(np.count_nonzero(hit))
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Some entries of a column: ``record`` (ascending) and ``code`` of each."""
+
+    column: Column
+    record: Ints
+    code: Ints
+
+    def entries(self) -> Ints:
+        """Entries per code. A record with several members may have several entries of one code."""
+        return np.bincount(self.code, minlength=self.column.code_count)
+
+    def counts(self) -> Ints:
+        """Distinct records per code."""
+        codes, records = self.column.code_count, self.column.members.records
+        if self.column.members.one_each:  # a member never repeats a value
+            return self.entries()
+        pair = self.record * codes + self.code
+        if records * codes > _TABLE_LIMIT:
+            return np.bincount(np.unique(pair) % codes, minlength=codes)
+        table = np.zeros((records, codes), dtype=np.bool_)
+        table.reshape(-1)[pair] = True
+        by_code: Ints = table.sum(axis=0, dtype=np.int64)
+        return by_code
+
+    def count(self, accepted: Bools) -> int:
+        """Distinct records with an entry of any accepted code (bool per code)."""
+        record = self.record[accepted[self.code]]
+        return int(np.count_nonzero(record[1:] != record[:-1])) + min(len(record), 1)
 
 
 class ColumnBuilder:

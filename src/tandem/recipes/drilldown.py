@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tandem.recipes.buckets import date_ranges, number_ranges, top_codes
-from tandem.recipes.columns import ABSENT, FIRST, NONE, Column, Ints
+from tandem.recipes.columns import ABSENT, FIRST, NONE, Column, Ints, accept
 from tandem.recipes.facets import BY_KEY, Facet
 from tandem.recipes.index import CatalogueIndex
 from tandem.recipes.matching import Matching
-from tandem.recipes.query import Query
+from tandem.recipes.query import Query, Toggles
 from tandem.recipes.query_error import QueryError
 from tandem.recipes.terms import WORD_LABELS, Term, parse_term, value_term
 
@@ -120,35 +120,40 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
     query = matching.query
     column = matching.column(facet)
     base = matching.base(facet)
-    selection = column.selection(base)
-    counts = column.counts(selection)
+    selected = column.select(base)
     chosen = {term.text: term for term in query.filter_of(facet.key).any_of}
 
     def count(term: Term) -> int:
-        return column.count_records(selection, matching.accepted(facet, term))
+        return selected.count(matching.accepted(facet, term))
 
     if facet.kind == "term":
+        counts = selected.counts()
         codes = _codes(matching, facet, counts, label, limit)
         terms = {value_term(column.values[code - FIRST]).text: int(counts[code]) for code in codes}
-    elif facet.kind == "number":
-        terms = {text: count(parse_term(facet, text)) for text in number_ranges(column.spans, counts[FIRST:])}
     else:
-        terms = {text: count(parse_term(facet, text)) for text in date_ranges(column.values, counts[FIRST:])}
+        counts = selected.entries()
+        if facet.kind == "number":
+            ranges = number_ranges(column.spans, counts[FIRST:])
+        else:
+            ranges = date_ranges(column.values, counts[FIRST:])
+        terms = {text: count(parse_term(facet, text)) for text in ranges}
     distinct = int(np.count_nonzero(counts[FIRST:]))
     truncated = facet.kind == "term" and distinct > len(terms)
     listed = {text: number for text, number in terms.items() if number}
     listed |= {text: count(term) for text, term in chosen.items() if term.word is None and text not in listed}
     if "~other" in chosen or (truncated and limit is None and facet.key not in query.find):
-        listed["~other"] = column.count_records(selection, matching.others(facet))
-    listed |= {"~na": int(counts[ABSENT]), "~none": int(counts[NONE])}
+        listed["~other"] = selected.count(matching.others(facet))
+    listed["~na"] = selected.count(accept(column.code_count, [ABSENT]))
+    listed["~none"] = unknown = selected.count(accept(column.code_count, [NONE]))
+    toggles = Toggles(query, facet.key)
     return FacetView(
         facet=facet,
         total=int(np.count_nonzero(matching.grain.members[facet.group].any_of(base))),
-        unknown=int(counts[NONE]),
+        unknown=unknown,
         distinct=distinct,
         truncated=truncated,
         values=tuple(
-            _value(query, facet, parse_term(facet, text), number, text in chosen, label)
+            FacetValue(text, _label_of(facet, text, label), number, text in chosen, toggles.toggle(text))
             for text, number in listed.items()
             if number or text in chosen
         ),
@@ -156,9 +161,8 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
     )
 
 
-def _value(query: Query, facet: Facet, term: Term, count: int, selected: bool, label: Labeller) -> FacetValue:
-    toggle = query.toggled(facet.key, term).query_string()
-    return FacetValue(term.text, term_label(facet, term, label), count, selected, toggle)
+def _label_of(facet: Facet, text: str, label: Labeller) -> str:
+    return term_label(facet, parse_term(facet, text), label)
 
 
 def _codes(matching: Matching, facet: Facet, counts: Ints, label: Labeller, limit: int | None) -> list[int]:

@@ -44,14 +44,15 @@ class GrainIndex:
         """Records per code over the whole grain."""
         held = self._frequencies.get((key, possible))
         if held is None:
-            held = column.counts(column.selection(np.ones(len(column.members.record), dtype=np.bool_)))
+            held = column.select(np.ones(len(column.members.record), dtype=np.bool_)).counts()
             self._frequencies[key, possible] = held
         return held
 
     def order(self, key: str, descending: bool, possible: bool) -> Ints:
         """All records in the order of a facet; those without a value come last, ties by ordinal."""
         column = self.column(BY_KEY[key], possible)
-        record, code = column.selection(np.ones(len(column.members.record), dtype=np.bool_))
+        every = column.select(np.ones(len(column.members.record), dtype=np.bool_))
+        record, code = every.record, every.code
         stated = code >= 2
         worst = column.code_count + 1
         if descending:

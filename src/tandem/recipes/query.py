@@ -7,9 +7,10 @@ name the parameter.
 from __future__ import annotations
 
 import difflib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from tandem.recipes.facets import BY_KEY, GRAINS, VERDICTS, Facet, Grain, facets_of
 from tandem.recipes.fit import Hardware, parse_hardware
@@ -25,6 +26,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 250
 MAX_TERMS = 200
 MAX_SEARCH_CHARACTERS = 200
 PLAIN_KEYS = ("cursor", "grain", "hw", "limit", "possible", "q", "sort", "strict", "top")
+_SAFE = "~:/.=,"
 FIND = "find."
 SORT_KINDS = ("number", "date")
 SORTABLE_TERMS = ("model", "engine", "status", "quant", "layout")
@@ -113,8 +115,31 @@ class Query:
         return "?" + encode(pairs) if pairs else ""
 
 
+class Toggles:
+    """Query strings with one value of one facet chosen, or no longer, without building each query anew."""
+
+    def __init__(self, query: Query, key: str) -> None:
+        self._query = query
+        self._key = key
+        self._pairs = [pair for pair in query.pairs() if pair[0] != "cursor"]
+        self._encoded = [encode([pair]) for pair in self._pairs]
+
+    def toggle(self, text: str) -> str:
+        """What ``query.toggled(key, term).query_string()`` is, for the term's canonical text."""
+        if text == "~other" or self._query.uses_other(self._key):  # decides whether ``top`` is written
+            term = parse_term(BY_KEY[self._key], text)
+            return self._query.toggled(self._key, term).query_string()
+        pair = (self._key, text)
+        place = bisect_left(self._pairs, pair)
+        if place < len(self._pairs) and self._pairs[place] == pair:
+            parts = self._encoded[:place] + self._encoded[place + 1 :]
+        else:
+            parts = [*self._encoded[:place], encode([pair]), *self._encoded[place:]]
+        return "?" + "&".join(parts) if parts else ""
+
+
 def encode(pairs: Params) -> str:
-    return urlencode(list(pairs), quote_via=quote, safe="~:/.=,")
+    return "&".join(f"{quote(key, _SAFE)}={quote(value, _SAFE)}" for key, value in pairs)
 
 
 def parse_query(params: Params, resolve: Resolver = lambda key, value: value) -> Query:

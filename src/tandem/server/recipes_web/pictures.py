@@ -16,7 +16,7 @@ _SHADES = 9
 
 
 def fit_bars(report: FitReport) -> Markup:
-    """One bar a card: its parts, a line at what may be used, below it the band from the low to the high figure."""
+    """One bar a card: its parts, a line at what may be used, below it the band from low to high."""
     if not report.cards:
         return Markup("")
     largest = max(max(card.high_bytes, card.usable_bytes) for card in report.cards)

@@ -29,6 +29,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": answers.ErrorAnswer, "description": "No such recipe"},
 }
 _ALL_VALUES = 10_000
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 _LISTED_IDS = 500
 
 
@@ -70,7 +71,9 @@ def recipes_router(catalogue: Catalogue, *, home: str | None = "/") -> APIRouter
 
 def recipes_app(catalogue: Catalogue) -> FastAPI:
     """The catalogue alone, as ``tandem recipes serve`` runs it."""
-    app = FastAPI(title="Tandem recipes", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Tandem recipes", version=__version__, docs_url=None, redoc_url=None, telemetry=_NO_TELEMETRY
+    )
     app.include_router(recipes_router(catalogue, home=None))
     app.add_api_route("/", lambda: RedirectResponse(ROOT), include_in_schema=False, response_model=None)
     return app
