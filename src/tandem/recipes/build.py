@@ -38,9 +38,11 @@ def rebuild_store(
         for file in files:
             recipe = file.recipe
             standing = standing_of(recipe, today, majors)
-            digest.update(f"{file.origin}{standing}{recipe.model_dump_json(exclude_defaults=True)}".encode())
+            document = recipe.model_dump_json(exclude_defaults=True)
+            digest.update(f"{file.origin}{standing}{document}".encode())
             yield StoredRecipe(
                 recipe=recipe,
+                document=document,
                 sheet=fact_sheet(recipe, models[recipe.model], standing, file.origin),
                 origin=file.origin,
                 file=file.located.file,

@@ -32,9 +32,11 @@ def named_profile(recipe: Recipe, name: str | None) -> Profile:
 
 def effective_profile(recipe: Recipe, profile: Profile) -> Profile:
     """The profile with everything it takes over from those it extends, nearest first."""
+    if profile.extends is None:
+        return profile
     fields: dict[str, Any] = {key: getattr(profile, key) for key in profile.model_fields_set}
     seen = {profile.name}
-    parent_name = profile.extends
+    parent_name: str | None = profile.extends
     while parent_name is not None:
         if parent_name in seen:
             raise SettingsError(f"Profile {profile.name!r} of recipe {recipe.id} extends itself")

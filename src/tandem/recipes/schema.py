@@ -33,7 +33,8 @@ CacheFormat = Literal["fp16", "bf16", "fp8", "q8", "q6", "q4", "nvfp4"]
 PeerCopies = Literal["yes", "no", "not_needed"]
 SourceType = Literal["repository", "message", "page", "paper", "record", "package"]
 Severity = Literal["note", "limits", "breaks"]
-Unknown: Any = Field(default_factory=lambda: Stated())
+Unknown: Any = Stated()
+"""The default of what a source may leave untold. Frozen, so one instance serves all fields."""
 
 
 class Source(Document):

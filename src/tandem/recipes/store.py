@@ -36,6 +36,8 @@ class StoredRecipe:
     """What goes into the store for one recipe; ``subjects`` are in the order of its profiles."""
 
     recipe: Recipe
+    document: str
+    """The recipe as JSON, without defaults."""
     sheet: FactSheet
     origin: str
     file: str
@@ -72,7 +74,10 @@ class Store:
             db.execute("INSERT INTO words (words) VALUES ('delete-all')")
             for ordinal, stored in enumerate(recipes):
                 _insert(db, ordinal, stored)
-            db.executemany("INSERT INTO model VALUES (?, ?)", [(m.id, _document(m)) for m in models])
+            db.executemany(
+                "INSERT INTO model VALUES (?, ?)",
+                [(m.id, m.model_dump_json(exclude_defaults=True)) for m in models],
+            )
             db.executemany(
                 "INSERT INTO problem VALUES (?, ?, ?, ?)",
                 [(p.file, p.line, p.where, p.problem) for p in problems],
@@ -204,16 +209,12 @@ def _connect(place: str) -> sqlite3.Connection:
     return sqlite3.connect(place, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
 
 
-def _document(model: Recipe | ModelEntry) -> str:
-    return model.model_dump_json(exclude_defaults=True)
-
-
 def _insert(db: sqlite3.Connection, ordinal: int, stored: StoredRecipe) -> None:
     recipe, sheet = stored.recipe, stored.sheet
     db.execute(
         "INSERT INTO recipe VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            ordinal, recipe.id, recipe.model, recipe.title, stored.origin, stored.file, _document(recipe),
+            ordinal, recipe.id, recipe.model, recipe.title, stored.origin, stored.file, stored.document,
             _encode(sheet.cells), json.dumps(sheet.summary),
         ),
     )  # fmt: skip
