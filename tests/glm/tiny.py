@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from transformers import DynamicCache
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
+from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextModel
 
 TEXT_CONFIG: dict[str, Any] = {
     "vocab_size": 160,
@@ -44,6 +49,12 @@ TEXT_CONFIG: dict[str, Any] = {
     "hc_mult": 4,
     "hc_eps": 1e-6,
     "hc_sinkhorn_iters": 20,
+    "hidden_act": "silu",
+    "qk_rope_head_dim": 0,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
 }
 
 
@@ -83,3 +94,59 @@ def randomize(module: torch.nn.Module, seed: int, gain: float = 1.0) -> torch.nn
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
+
+
+class Oracle(torch.nn.Module):
+    """transformers' text model with a head: what a checkpoint's logits are to be."""
+
+    def __init__(self, config: dict[str, Any], seed: int) -> None:
+        super().__init__()
+        made = oracle_config(config)
+        self.model = Glm5NextTextModel(made)
+        self.lm_head = torch.nn.Linear(made.hidden_size, made.vocab_size, bias=False)
+        self.config = config
+        randomize(self, seed)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """One pass: int64 [T] → [T, V]."""
+        return self.lm_head(self.model(token_ids[None], use_cache=False).last_hidden_state)[0]
+
+    def steps(self, token_ids: torch.Tensor, prompt: int) -> torch.Tensor:
+        """A pass over the first ``prompt`` tokens, then one at a time: [T, V]."""
+        cache = DynamicCache(config=self.model.config)
+        states = [self.model(token_ids[None, :prompt], cache=cache, use_cache=True).last_hidden_state]
+        for i in range(prompt, len(token_ids)):
+            one = token_ids[None, i : i + 1]
+            states.append(self.model(one, cache=cache, use_cache=True).last_hidden_state)
+        return self.lm_head(torch.cat(states, dim=1))[0]
+
+    def checkpoint(self) -> dict[str, torch.Tensor]:
+        """The weights under the released checkpoint's names."""
+        tensors: dict[str, torch.Tensor] = {"lm_head.weight": self.lm_head.weight.data}
+        for key, value in self.model.state_dict().items():
+            tensors.update(_checkpoint_names(f"model.language_model.{key}", value))
+        return {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+
+    def save(self, folder: Path) -> Path:
+        """config.json and model.safetensors, in float32."""
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = {"architectures": ["Glm5NextForConditionalGeneration"], "text_config": self.config}
+        (folder / "config.json").write_text(json.dumps(whole))
+        save_file(self.checkpoint(), folder / "model.safetensors")
+        return folder
+
+
+def _checkpoint_names(key: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    key = key.replace("forget_gate.", "").replace("attn_hc.", "hc_attn_").replace("ffn_hc.", "hc_ffn_")
+    base, _, last = key.rpartition(".")
+    if key.endswith("conv1d.weight"):
+        return {
+            key.replace("conv1d", f"{part}_conv1d"): x for part, x in zip("qkv", value.chunk(3), strict=True)
+        }
+    if last == "gate_up_proj":
+        gates, ups = value.chunk(2, dim=1)
+        named = {f"{base}.{e}.gate_proj.weight": gate for e, gate in enumerate(gates)}
+        return named | {f"{base}.{e}.up_proj.weight": up for e, up in enumerate(ups)}
+    if key.endswith("experts.down_proj"):
+        return {f"{base}.{e}.down_proj.weight": down for e, down in enumerate(value)}
+    return {key: value}

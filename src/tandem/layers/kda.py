@@ -10,6 +10,7 @@ import torch
 from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.cache.recurrent import RecurrentSlots, SlotView
 from tandem.kernels.kda import reference as kda
+from tandem.kernels.rowwise import sigmoid
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """[R, in] → [R, out], float32; a row's bits do not depend on how many rows a call has."""
@@ -106,7 +107,7 @@ class KdaLayer:
     def _gates(self, forget: torch.Tensor, mixing: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log decays [R, H, K] and mixing rates [R, H]."""
         g = kda.decay(forget, self._weights.dt_bias, self._weights.a_log, self._lower_bound)
-        return g, torch.sigmoid(mixing)
+        return g, sigmoid(mixing)
 
     def _convolve(self, qkv: torch.Tensor, history: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries and keys of unit length, and values: each [R, H, K]."""

@@ -1,0 +1,56 @@
+"""Logits of tiny random models against transformers in float32."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from .rig import Rig, build_stages
+from .tiny import Oracle, relative_error, text_config
+
+BOUND = 2e-5
+LENGTHS = (1, 63, 300, 1000)
+
+
+@cache
+def oracle(kpool: int) -> Oracle:
+    return Oracle(text_config(index_kpool=kpool), seed=kpool)
+
+
+@pytest.fixture(scope="module", params=[4, 16], ids=["kpool4", "kpool16"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Oracle, Path]:
+    made = oracle(request.param)
+    return made, made.save(tmp_path_factory.mktemp("glm"))
+
+
+def tokens(count: int) -> torch.Tensor:
+    return torch.randint(160, (count,), generator=torch.Generator().manual_seed(count))
+
+
+def worst_row(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_one_pass(model: tuple[Oracle, Path], length: int) -> None:
+    reference, folder = model
+    ids = tokens(length)
+    rig = Rig(build_stages(folder))
+    rig.open(3, length)
+    found = rig.prefill(3, ids)
+    expected = reference(ids)
+    assert found.shape == expected.shape
+    assert relative_error(found, expected) < BOUND
+    assert worst_row(found, expected) < 5 * BOUND
+
+
+def test_prefill_then_a_hundred_steps(model: tuple[Oracle, Path]) -> None:
+    reference, folder = model
+    ids = tokens(300)
+    rig = Rig(build_stages(folder))
+    rig.open(0, 300)
+    found = torch.cat((rig.prefill(0, ids[:200]), rig.steps(0, ids, 200)))
+    assert relative_error(found, reference.steps(ids, 200)) < BOUND
