@@ -17,6 +17,9 @@ SHAPES = {  # head size, query heads, kv heads, page tokens, window
 }
 
 
+LAYERS, LAYER = 3, 1
+
+
 class Case:
     """One sequence of L positions in shuffled pages; everything else in the pool is NaN."""
 
@@ -25,7 +28,7 @@ class Case:
         random = np.random.default_rng(length)
         pages = -(-length // self.page_tokens)
         self.pool = np.full(
-            (pages + 3, self.kv_heads, 2, self.page_tokens * self.D),
+            (pages + 3, LAYERS, self.kv_heads, 2, self.page_tokens * self.D),
             np.nan,
             np.float16 if half else np.float32,
         )
@@ -43,7 +46,7 @@ class Case:
             self.run_of_row,
             self.table[None],
             self.bits,
-            self.page_tokens,
+            LAYER,
         )
 
     def rows(self, first: int, end: int) -> np.ndarray:
@@ -56,7 +59,7 @@ class Case:
             self.run_of_row[part],
             self.table[None],
             self.bits,
-            self.page_tokens,
+            LAYER,
             self.window,
             self.scale,
             out,
@@ -71,7 +74,7 @@ class Case:
             first,
             self.table,
             self.bits,
-            self.page_tokens,
+            LAYER,
             self.window,
             self.scale,
             out,
@@ -80,7 +83,7 @@ class Case:
 
     def expected(self) -> np.ndarray:
         keys, values = reference.gather(
-            torch.from_numpy(self.pool), torch.from_numpy(self.table), len(self.positions), self.page_tokens
+            torch.from_numpy(self.pool), torch.from_numpy(self.table), LAYER, len(self.positions), self.D
         )
         queries = torch.from_numpy(self.projected[:, : self.heads])
         rows = [
@@ -116,7 +119,7 @@ def test_append_matches_reference() -> None:
         keys = torch.from_numpy(case.projected[:, 9:12])
         values = torch.from_numpy(case.projected[:, 12:])
         positions, table = torch.from_numpy(case.positions), torch.from_numpy(case.table)
-        reference.append(pool, keys, values, positions, table, case.page_tokens)
+        reference.append(pool, keys, values, positions, table, LAYER)
         assert np.array_equal(pool.numpy(), case.pool, equal_nan=True)
 
 
@@ -136,7 +139,7 @@ def test_rows_of_several_sequences() -> None:
         np.array([1, 0], np.int32),
         tables,
         pool,
-        case.page_tokens,
+        LAYER,
         0,
         case.scale,
         out,

@@ -62,8 +62,8 @@ class LlamaRig:
             for i, (first, end) in enumerate(pairwise(borders))
         ]
         for stage in self.stages:
-            for pool in stage.cache.pools:  # type: ignore[attr-defined]
-                pool.fill(np.nan if pool.dtype == np.float32 else 0x7E00)
+            pool = stage.cache.pool  # type: ignore[attr-defined]
+            pool.fill(np.nan if pool.dtype == np.float32 else 0x7E00)
         order = np.random.default_rng(1).permutation(total)[: sequences * pages]
         self.tables = torch.from_numpy(order.reshape(sequences, pages).astype(np.int32))
 

@@ -1,8 +1,9 @@
 """Paged keys and values of grouped-query attention.
 
-One pool per layer, ``[pages, kv_heads, 2, page_tokens · head_dim]`` (drawn in
-``kernels/attention/reference.py``): a page of a layer is contiguous, so that it can be copied as one piece.
-Memory is reserved, not touched: a page costs resident bytes from its first use on.
+One pool for a stage, ``[pages, layers, kv_heads, 2, page_tokens · head_dim]`` (drawn in
+``kernels/attention/reference.py``): a page is contiguous over all layers, so that it can be copied as one
+piece, and pages that were never used lie together. Memory is reserved, not touched: a page costs resident
+bytes from its first use on. (One pool per layer made the system back thirty pools with 2 MiB pages each.)
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class PagedSpec:
 
 
 class PagedCache:
-    """The pools of consecutive layers."""
+    """The pages of consecutive layers."""
 
     def __init__(self, spec: PagedSpec, layers: int, total_pages: int) -> None:
         self.spec = spec
-        shape = (total_pages, spec.kv_heads, 2, spec.page_tokens * spec.head_dim)
-        self.pools = tuple(np.empty(shape, _DTYPES[spec.dtype]) for _ in range(layers))
+        shape = (total_pages, layers, spec.kv_heads, 2, spec.page_tokens * spec.head_dim)
+        self.pool = np.empty(shape, _DTYPES[spec.dtype])
 
     @property
     def cache_bytes(self) -> int:
-        return sum(pool.nbytes for pool in self.pools)
+        return self.pool.nbytes

@@ -38,13 +38,26 @@ class HeadNorms:
 
 
 class GroupedAttention:
-    """``qkv`` gives query, key and value heads in this order; ``out`` maps the heads back to the residual."""
+    """``qkv`` gives query, key and value heads in this order; ``out`` maps the heads back to the residual.
 
-    def __init__(self, qkv: Linear, out: Linear, heads: int, head_dim: int, norms: HeadNorms | None) -> None:
+    ``window``: positions a row sees, itself included; 0 = all before it.
+    """
+
+    def __init__(
+        self,
+        qkv: Linear,
+        out: Linear,
+        *,
+        heads: int,
+        head_dim: int,
+        norms: HeadNorms | None = None,
+        window: int = 0,
+    ) -> None:
         self.qkv, self.out = qkv, out
         self.heads, self.head_dim = heads, head_dim
         self.kv_heads = (qkv.weight.out_features // head_dim - heads) // 2
         self.norms = norms
+        self.window = window
         self._scale = np.float32(head_dim**-0.5)
 
     @property
@@ -53,22 +66,16 @@ class GroupedAttention:
         return self.qkv.weight_bytes + self.out.weight_bytes + norms
 
     def add_to(
-        self, residual: np.ndarray, x: np.ndarray, step: AttentionStep, pool: np.ndarray, window: int
+        self, residual: np.ndarray, x: np.ndarray, step: AttentionStep, pool: np.ndarray, layer: int
     ) -> None:
-        """residual [M, H] += attention of x [M, H]; keys and values of x go into ``pool`` first.
-
-        ``window``: positions a row sees, itself included; 0 = all before it.
-        """
+        """residual [M, H] += attention of x [M, H]; its keys and values go to ``layer`` of ``pool`` first."""
         rows, heads = x.shape[0], self.heads
-        page_tokens = pool.shape[3] // self.head_dim
         projected = self.qkv.forward(x).reshape(rows, heads + 2 * self.kv_heads, self.head_dim)
         if self.norms is not None:
             query, key = self.norms.query, self.norms.key
             rope.normalize_heads(projected, heads, query.weight, key.weight, query.eps)
         rope.rotate(projected, heads + self.kv_heads, step.cosine, step.sine)
-        attention.append(
-            projected, heads, step.positions, step.run_of_row, step.page_tables, pool, page_tokens
-        )
+        attention.append(projected, heads, step.positions, step.run_of_row, step.page_tables, pool, layer)
         mixed = np.empty((rows, heads, self.head_dim), np.float32)
         if step.chunk_start is None:
             attention.attend_rows(
@@ -78,8 +85,8 @@ class GroupedAttention:
                 step.run_of_row,
                 step.page_tables,
                 pool,
-                page_tokens,
-                window,
+                layer,
+                self.window,
                 self._scale,
                 mixed,
             )
@@ -90,8 +97,8 @@ class GroupedAttention:
                 step.chunk_start,
                 step.page_tables[0],
                 pool,
-                page_tokens,
-                window,
+                layer,
+                self.window,
                 self._scale,
                 mixed,
             )

@@ -49,15 +49,15 @@ def append(
     run_of_row: np.ndarray,
     page_tables: np.ndarray,
     pool: np.ndarray,
-    page_tokens: int,
+    layer: int,
 ) -> None:
     """Store each row's keys and values at its position.
 
     heads float32 [M, query_heads + 2·kv_heads, D] (queries, keys, values); positions, run_of_row int32 [M];
-    page_tables int32 [runs, max_pages]; pool float32 or int16 (half), page_tokens a multiple of LANES.
+    page_tables int32 [runs, max_pages]; pool float32 or int16 (half), its page_tokens a multiple of LANES.
     """
     kernel_ = _append_few if heads.shape[0] <= BLOCK_ROWS else _append_many
-    kernel_(heads, query_heads, positions, run_of_row, page_tables, pool, page_tokens)
+    kernel_(heads, query_heads, positions, run_of_row, page_tables, pool, layer)
 
 
 def attend_rows(
@@ -67,15 +67,13 @@ def attend_rows(
     run_of_row: np.ndarray,
     page_tables: np.ndarray,
     pool: np.ndarray,
-    page_tokens: int,
+    layer: int,
     window: int,
     scale: np.float32,
     out: np.ndarray,
 ) -> None:
     """Rows of any sequences, each over the keys up to its own position; out float32 [M, query_heads, D]."""
-    _attend_rows(
-        heads, query_heads, positions, run_of_row, page_tables, pool, page_tokens, window, scale, out
-    )
+    _attend_rows(heads, query_heads, positions, run_of_row, page_tables, pool, layer, window, scale, out)
 
 
 def attend_chunk(
@@ -84,24 +82,31 @@ def attend_chunk(
     start: int,
     page_table: np.ndarray,
     pool: np.ndarray,
-    page_tokens: int,
+    layer: int,
     window: int,
     scale: np.float32,
     out: np.ndarray,
 ) -> None:
     """M consecutive rows of one sequence, positions [start, start + M); page_table int32 [max_pages]."""
-    _attend_chunk(heads, query_heads, start, page_table, pool, page_tokens, window, scale, out)
+    _attend_chunk(heads, query_heads, start, page_table, pool, layer, window, scale, out)
+
+
+@kernel
+def _plane(pool: Any, page: Any, layer: Any, kv_head: Any, which: Any) -> Any:
+    """Flat offset of one head's keys (``which`` 0) or values (1) in a page."""
+    _, layers, kv_heads, _, size = pool.shape
+    return (((np.int64(page) * layers + layer) * kv_heads + kv_head) * 2 + which) * size
 
 
 @kernel
 def _append_row(
-    heads: Any, m: Any, query_heads: Any, position: Any, page_table: Any, pool: Any, page_tokens: Any
+    heads: Any, m: Any, query_heads: Any, position: Any, page_table: Any, pool: Any, layer: Any
 ) -> None:
-    D = heads.shape[2]
-    kv_heads = (heads.shape[1] - query_heads) // 2
+    D, kv_heads = heads.shape[2], pool.shape[2]
+    page_tokens = pool.shape[4] // D
     page, token = page_table[position // page_tokens], position % page_tokens
     for h in range(kv_heads):
-        keys = (page * kv_heads + h) * 2 * page_tokens * D
+        keys = _plane(pool, page, layer, h, 0)
         values = keys + page_tokens * D + token * D
         for d in range(D):
             put(pool, keys + d * page_tokens + token, heads[m, query_heads + h, d])
@@ -116,11 +121,11 @@ def _append_few(
     run_of_row: Any,
     page_tables: Any,
     pool: Any,
-    page_tokens: Any,
+    layer: Any,
 ) -> None:
     for m in range(heads.shape[0]):
         table = page_tables[run_of_row[m]]
-        _append_row(heads, m, query_heads, np.int64(positions[m]), table, pool, page_tokens)
+        _append_row(heads, m, query_heads, np.int64(positions[m]), table, pool, layer)
 
 
 @parallel_kernel
@@ -131,11 +136,11 @@ def _append_many(
     run_of_row: Any,
     page_tables: Any,
     pool: Any,
-    page_tokens: Any,
+    layer: Any,
 ) -> None:
     for m in numba.prange(heads.shape[0]):
         table = page_tables[run_of_row[m]]
-        _append_row(heads, m, query_heads, np.int64(positions[m]), table, pool, page_tokens)
+        _append_row(heads, m, query_heads, np.int64(positions[m]), table, pool, layer)
 
 
 @kernel
@@ -160,10 +165,10 @@ def _add_values(
     sums: Any, row: Any, width: Any, weights: Any, first: Any, end: Any, pool: Any, table: Any, layout: Any
 ) -> None:
     """sums[row, :width] += weight · value over positions [first, end), one by one."""
-    kv_heads, kv_head, page_tokens, D, dimension = layout
+    layer, kv_head, page_tokens, D, dimension = layout
     for t in range(first, end):
-        page = np.int64(table[t // page_tokens])
-        value = ((page * kv_heads + kv_head) * 2 + 1) * page_tokens * D + t % page_tokens * D + dimension
+        plane = _plane(pool, table[t // page_tokens], layer, kv_head, 1)
+        value = plane + t % page_tokens * D + dimension
         weight = splat(weights[row, t])
         for i in range(0, width, LANES):
             total = fma(load(pool, value + i), weight, load(sums, row * sums.shape[1] + i))
@@ -184,13 +189,13 @@ def _make_attend(rows: int, width: int) -> Any:
         position: Any,
         table: Any,
         pool: Any,
-        page_tokens: Any,
+        layer: Any,
         window: Any,
         scale: Any,
         out: Any,
     ) -> None:
-        D = heads.shape[2]
-        kv_heads = (heads.shape[1] - query_heads) // 2
+        D, kv_heads = heads.shape[2], pool.shape[2]
+        page_tokens = pool.shape[4] // D
         kv_head = head // (query_heads // kv_heads)
         end = position + count
         lowest = max(0, position + 1 - window) if window > 0 else 0
@@ -205,8 +210,7 @@ def _make_attend(rows: int, width: int) -> Any:
         scores = np.empty((rows, LANES), np.float32)
         for b in range(first_block, blocks):
             t = b * LANES
-            page = np.int64(table[t // page_tokens])
-            keys = (page * kv_heads + kv_head) * 2 * page_tokens * D + t % page_tokens
+            keys = _plane(pool, table[t // page_tokens], layer, kv_head, 0) + t % page_tokens
             block = zeros(rows)
             for d in range(D):
                 column = (load(pool, keys + d * page_tokens),)
@@ -228,7 +232,7 @@ def _make_attend(rows: int, width: int) -> Any:
         sums = np.zeros((rows, width * LANES), np.float32)
         for dimension in range(0, D, width * LANES):
             part = min(width * LANES, D - dimension)
-            layout = (kv_heads, kv_head, page_tokens, D, dimension)
+            layout = (layer, kv_head, page_tokens, D, dimension)
             sums[:] = _ZERO
             if part == width * LANES and common_first < common_end:
                 for r in range(count):
@@ -237,9 +241,8 @@ def _make_attend(rows: int, width: int) -> Any:
                 block = reload(sums, vectors)
                 t = common_first
                 while t < common_end:
-                    page = np.int64(table[t // page_tokens])
                     stop = min(common_end, (t // page_tokens + 1) * page_tokens)
-                    value = ((page * kv_heads + kv_head) * 2 + 1) * page_tokens * D + dimension
+                    value = _plane(pool, table[t // page_tokens], layer, kv_head, 1) + dimension
                     for token in range(t, stop):
                         columns = load_columns(pool, value + token % page_tokens * D, width)
                         block = outer_fma(block, columns, weights, token, weights.shape[1])
@@ -270,7 +273,7 @@ def _attend_rows(
     run_of_row: Any,
     page_tables: Any,
     pool: Any,
-    page_tokens: Any,
+    layer: Any,
     window: Any,
     scale: Any,
     out: Any,
@@ -278,7 +281,7 @@ def _attend_rows(
     for item in numba.prange(heads.shape[0] * query_heads):
         m, head = item // query_heads, item % query_heads
         position, table = np.int64(positions[m]), page_tables[run_of_row[m]]
-        _attend_one(heads, m, 1, head, query_heads, position, table, pool, page_tokens, window, scale, out)
+        _attend_one(heads, m, 1, head, query_heads, position, table, pool, layer, window, scale, out)
 
 
 @parallel_kernel
@@ -288,7 +291,7 @@ def _attend_chunk(
     start: Any,
     page_table: Any,
     pool: Any,
-    page_tokens: Any,
+    layer: Any,
     window: Any,
     scale: Any,
     out: Any,
@@ -300,5 +303,5 @@ def _attend_chunk(
         head, m = item // blocks, item % blocks * BLOCK_ROWS
         count = min(BLOCK_ROWS, M - m)
         _attend_block(
-            heads, m, count, head, query_heads, start + m, page_table, pool, page_tokens, window, scale, out
+            heads, m, count, head, query_heads, start + m, page_table, pool, layer, window, scale, out
         )

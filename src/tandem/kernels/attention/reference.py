@@ -1,11 +1,11 @@
 """Attention over paged keys and values in plain torch: the specification of ``cpu.py``.
 
-One layer's pool holds, page by page and head by head, keys with the token innermost and values with the
-dimension innermost::
+The pool holds, page by page, layer by layer and head by head, keys with the token innermost and values with
+the dimension innermost::
 
-    pool  [pages, kv_heads, 2, page_tokens · D]
-          [p, h, 0] = keys   [D, page_tokens]
-          [p, h, 1] = values [page_tokens, D]
+    pool  [pages, layers, kv_heads, 2, page_tokens · D]
+          [p, l, h, 0] = keys   [D, page_tokens]
+          [p, l, h, 1] = values [page_tokens, D]
 
 Alphabet: M rows, D head size.
 """
@@ -21,22 +21,23 @@ def append(
     values: torch.Tensor,
     positions: torch.Tensor,
     page_table: torch.Tensor,
-    page_tokens: int,
+    layer: int,
 ) -> None:
     """Store keys, values [M, kv_heads, D] of one sequence at ``positions`` [M] of its page table."""
     D = keys.shape[2]
+    page_tokens = pool.shape[4] // D
     for m, position in enumerate(positions.tolist()):
         page, token = int(page_table[position // page_tokens]), position % page_tokens
-        pool[page, :, 0].unflatten(-1, (D, page_tokens))[:, :, token] = keys[m].to(pool.dtype)
-        pool[page, :, 1].unflatten(-1, (page_tokens, D))[:, token] = values[m].to(pool.dtype)
+        pool[page, layer, :, 0].unflatten(-1, (D, page_tokens))[:, :, token] = keys[m].to(pool.dtype)
+        pool[page, layer, :, 1].unflatten(-1, (page_tokens, D))[:, token] = values[m].to(pool.dtype)
 
 
 def gather(
-    pool: torch.Tensor, page_table: torch.Tensor, length: int, page_tokens: int
+    pool: torch.Tensor, page_table: torch.Tensor, layer: int, length: int, D: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first ``length`` keys and values of a sequence, fp32 [length, kv_heads, D] each."""
-    pages = pool[page_table[: -(-length // page_tokens)].long()].float()
-    D = pool.shape[3] // page_tokens
+    page_tokens = pool.shape[4] // D
+    pages = pool[page_table[: -(-length // page_tokens)].long(), layer].float()
     keys = pages[:, :, 0].unflatten(-1, (D, page_tokens)).permute(0, 3, 1, 2)
     values = pages[:, :, 1].unflatten(-1, (page_tokens, D)).permute(0, 2, 1, 3)
     return keys.flatten(0, 1)[:length], values.flatten(0, 1)[:length]

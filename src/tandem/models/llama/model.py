@@ -35,7 +35,6 @@ class LlamaLayer:
         self.attention = reader.attention(layer)
         self.mlp_norm = reader.norm(layer, "mlp_norm")
         self.gate_up, self.down = reader.mlp(layer)
-        self.window = reader.spec.layer_windows[layer]
 
     @property
     def weight_bytes(self) -> int:
@@ -43,9 +42,9 @@ class LlamaLayer:
         parts = (self.attention_norm, self.attention, self.mlp_norm, self.gate_up, self.down)
         return sum(part.weight_bytes for part in parts)
 
-    def forward(self, hidden: np.ndarray, step: AttentionStep, pool: np.ndarray) -> None:
-        """hidden float32 [M, H], updated in place."""
-        self.attention.add_to(hidden, self.attention_norm.forward(hidden), step, pool, self.window)
+    def forward(self, hidden: np.ndarray, step: AttentionStep, pool: np.ndarray, layer: int) -> None:
+        """hidden float32 [M, H], updated in place; ``layer`` is its number within the stage's pool."""
+        self.attention.add_to(hidden, self.attention_norm.forward(hidden), step, pool, layer)
         self.down.add_to(hidden, self.gate_up.forward(self.mlp_norm.forward(hidden)))
 
 
@@ -123,8 +122,8 @@ class LlamaStage:
 
     def _forward(self, hidden: np.ndarray, step: AttentionStep) -> None:
         with parallel_region(hidden.shape[0] * self._layer_multiply_adds):
-            for layer, pool in zip(self.layers, self.cache.pools, strict=True):
-                layer.forward(hidden, step, pool)
+            for i, layer in enumerate(self.layers):
+                layer.forward(hidden, step, self.cache.pool, i)
 
 
 def build_stage(

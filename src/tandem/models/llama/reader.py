@@ -57,9 +57,10 @@ class LayerReader:
         return GroupedAttention(
             Linear(qkv, qkv_bias),
             Linear(tile(out, [self._weights.read(out)]), out_bias),
-            spec.heads,
-            spec.head_dim,
-            norms,
+            heads=spec.heads,
+            head_dim=spec.head_dim,
+            norms=norms,
+            window=spec.layer_windows[layer],
         )
 
     def mlp(self, layer: int) -> tuple[GatedLinear, Linear]:
