@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ def machine_facts() -> dict[str, Any]:
         "processors": usable_processors(),
         "memory_bytes": memory_info()["MemTotal"],
         "available_bytes": available_memory_bytes(),
+        "load_average": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": package_versions(),

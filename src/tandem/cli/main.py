@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 
 import tandem
-from tandem.cli import bench, chat, doctor, generate, models, plan, serve
+from tandem.cli import bench, chat, doctor, generate, models, plan, recipes, serve
 from tandem.cli.entry import EXIT_INTERRUPTED
 from tandem.core.errors import TandemError
 
-EXIT_BROKEN_PIPE = 141
+EXIT_BROKEN_PIPE = 1
+"""As typer and rich end when they meet one."""
 
 app = typer.Typer(
     name="tandem",
@@ -34,6 +35,7 @@ app.command("bench")(bench.bench)
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")
+app.add_typer(recipes.app, name="recipes")
 
 
 @dataclass(slots=True)

@@ -242,11 +242,11 @@ def _print_configuration(load: Resolved[LoadOptions], server: Resolved[ServerCon
     for resolved in (load, server):
         for name, source in resolved.sources.items():
             style = "dim" if source == "default" else None
-            table.add_row(name, _shown(name, getattr(resolved.options, name)), source, style=style)
+            table.add_row(name, shown_value(name, getattr(resolved.options, name)), source, style=style)
     notices().print(table)
 
 
-def _shown(name: str, value: object) -> str:
+def shown_value(name: str, value: object) -> str:
     if name == "api_keys" and isinstance(value, tuple):
         return f"{len(value)} set" if value else "none"
     if name == "cards" and isinstance(value, tuple):

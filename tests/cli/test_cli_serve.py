@@ -1,0 +1,156 @@
+"""``tandem serve`` as a process of its own: configuration, refusals, a real answer, and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tandem.cli.serve import shown_value
+from tandem.core.cards import parse_cards
+
+# The real cache: compiled kernels and the demo model are kept there between runs.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TANDEM_API_KEY"}
+TANDEM = Path(sys.executable).with_name("tandem")
+
+
+@contextmanager
+def serving(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """The process and its lines of standard error up to the address it listens at."""
+    process = subprocess.Popen(
+        [TANDEM, "serve", "--port", "0", *arguments],
+        env={**ENVIRONMENT, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith("Listening at"):
+                break
+        yield process, lines
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def address(lines: list[str]) -> str:
+    match = re.search(r"http://[\d.]+:\d+", lines[-1])
+    assert match, "".join(lines)
+    return match[0]
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[str]) -> set[int]:
+    """Poll /health until it says 200; returns every status seen on the way."""
+    seen = set()
+    while 200 not in seen:
+        assert process.poll() is None, process.communicate()[1]
+        seen.add(httpx.get(f"{url}/health", trust_env=False).status_code)
+        time.sleep(0.1)
+    return seen
+
+
+@pytest.mark.demo
+@pytest.mark.slow
+def test_from_start_to_answer_to_end(demo_gguf: Path) -> None:
+    with serving("--cards", "cpu:2", "--context", "1k", "--served-name", "demo", "--served-name", "alias",
+                 TANDEM_API_KEY="secret") as (process, lines):  # fmt: skip
+        table = {line.split()[0]: line.split() for line in lines if line.strip()}
+        assert table["context_tokens"][1:] == ["1024", "flag"]
+        assert table["max_running"][1:] == ["8", "default"]
+        assert table["api_keys"][1:] == ["1", "set", "environment"]
+        assert "secret" not in "".join(lines)
+
+        url = address(lines)
+        assert wait_until_ready(url, process) <= {503, 200}
+        body = {"model": "alias", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False).status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json=body, headers=headers, timeout=120, trust_env=False
+        ).json()
+        assert answer["choices"][0]["message"]["content"]
+        assert answer["usage"]["completion_tokens"] <= 4
+
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "Traceback" not in log
+        ready = log.partition("Ready: ")[2]
+        assert ready.startswith(f"demo, 1,024 tokens of context, at {url}\n")
+        assert "$TANDEM_API_KEY" in ready.partition("curl ")[2]
+
+
+@pytest.mark.demo
+@pytest.mark.slow
+def test_generate_loads_the_model_itself(demo_gguf: Path) -> None:
+    done = subprocess.run(
+        [TANDEM, "generate", "Name a color.", "-n", "3", "-t", "0", "--json", "--context", "512"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    answer = json.loads(done.stdout)
+    assert answer["model"] == "SmolLM2-135M-Instruct"
+    assert answer["usage"]["completion_tokens"] == 3
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "./nowhere"], "There is no model at ./nowhere"),
+        (["--model", "org/name"], "org/name@main is not on this machine and offline mode is set"),
+        (["--model", __file__], "test_cli_serve.py is not a model"),
+    ],
+)
+def test_a_model_that_cannot_load_ends_the_server_with_one_line(arguments: list[str], said: str) -> None:
+    with serving(*arguments, TANDEM_OFFLINE="1") as (process, _):
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert log.splitlines()[-1].startswith("tandem: ")
+        assert said in log.splitlines()[-1]
+        assert "Traceback" not in log
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [TANDEM, "serve", "--port", port], env=ENVIRONMENT, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tandem: Cannot listen on 127.0.0.1:{port}; found: the port is in use")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("model", None, "demo"),
+        ("threads", None, "automatic"),
+        ("api_keys", ("a", "b"), "2 set"),
+        ("api_keys", (), "none"),
+        ("cors_origins", ("http://a", "http://b"), "http://a, http://b"),
+        ("cards", parse_cards("cpu:1x1GiB"), "cpu:0=1GiB"),
+        ("max_running", 8, "8"),
+    ],
+)
+def test_values_are_shown_without_secrets(name: str, value: object, shown: str) -> None:
+    assert shown_value(name, value) == shown
