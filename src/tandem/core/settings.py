@@ -108,3 +108,15 @@ def read_environment(environ: dict[str, str] | None = None) -> Environment:
         hub_cache_dir=Path(env.get("HF_HUB_CACHE") or hub_home / "hub").expanduser(),
         hub_endpoint=env.get("HF_ENDPOINT", "").rstrip("/") or None,
     )
+
+
+SERVE_PREFIX = "TANDEM_SERVE_"
+
+
+def read_serve_variables(environ: dict[str, str] | None = None) -> dict[str, str]:
+    """Variables that set one option of a served recipe: ``TANDEM_SERVE_CACHE_FORMAT=q8``, by full name.
+
+    Which options there are is the recipe's business; it refuses those it does not know.
+    """
+    env = dict(os.environ) if environ is None else environ
+    return {name: text for name, text in sorted(env.items()) if name.startswith(SERVE_PREFIX)}

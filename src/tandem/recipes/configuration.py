@@ -11,10 +11,9 @@ from dataclasses import dataclass, fields
 
 from tandem.core.errors import SettingsError
 from tandem.core.options import PREFIX_REUSE, SettingsLayer, resolve_options
+from tandem.core.settings import SERVE_PREFIX
 from tandem.recipes.profiles import effective_profile, named_profile
 from tandem.recipes.schema import Recipe
-
-ENVIRONMENT_PREFIX = "TANDEM_SERVE_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +89,14 @@ def resolve(
 ) -> Configuration:
     """Lay the layers over each other.
 
-    ``environment`` are variables that start with ``ENVIRONMENT_PREFIX``; ``flags`` only those the user gave.
+    ``environment`` are variables that start with ``SERVE_PREFIX``; ``flags`` only those the user gave.
     Raises SettingsError for unknown keys, values that cannot be, and a profile that there is none of.
     """
     layers = recipe_layers(recipe, profile)
     if file is not None:
         layers.append(file)
     for variable, text in (environment or {}).items():
-        layers.append(SettingsLayer(variable, {variable.removeprefix(ENVIRONMENT_PREFIX).lower(): text}))
+        layers.append(SettingsLayer(variable, {variable.removeprefix(SERVE_PREFIX).lower(): text}))
     for key, value in (flags or {}).items():
         layers.append(SettingsLayer(f"--{key.replace('_', '-')}", {key: value}))
     read = [SettingsLayer(layer.source, _read(layer)) for layer in layers]

@@ -135,6 +135,12 @@ def citation(recipe: Recipe, model: ModelEntry) -> str:
     return to_yaml(data)
 
 
+def citations(recipes: Iterable[Recipe], models: dict[str, ModelEntry]) -> Iterator[str]:
+    """One CITATION.cff document for each recipe."""
+    for recipe in recipes:
+        yield "---\n" + citation(recipe, models[recipe.model])
+
+
 def _wide_fields(recipe: Recipe) -> list[Field]:
     quant, engine, hardware, topology = recipe.quant, recipe.engine, recipe.hardware, recipe.topology
     profile = effective_profile(recipe, default_profile(recipe))
