@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ def build_stages(
             max_slots=max_slots,
             cache_dtype=cache,
         )
-        for i, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for i, (first, end) in enumerate(pairwise(bounds))
     ]
 
 

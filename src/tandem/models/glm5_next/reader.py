@@ -59,7 +59,7 @@ class Reader:
 
     def keep_dense(self, name: str, weight: torch.Tensor) -> Operator:
         """A linear layer of a matrix [out, in], kept in its own type. ``name`` is for error messages."""
-        linear = Linear(tile(name, [weight]))
+        linear = Linear(tile({name: weight}))
         self.weight_bytes += linear.weight_bytes
         return OnTensors(linear)
 
