@@ -9,7 +9,7 @@ import pytest
 from cli_outcome import Tandem
 
 from tandem.cli.doctor import Finding, examine
-from tandem.cli.facts import GpuFacts, GpuReport, machine_facts
+from tandem.cli.facts import GpuFacts, GpuReport, gpu_report, machine_facts
 from tandem.core.plan import GIB
 from tandem.core.settings import Environment, read_environment
 
@@ -84,3 +84,14 @@ def test_offline_and_index_are_told_without_passwords(tmp_path: Path) -> None:
 def test_a_record_of_the_machine_is_plain_data() -> None:
     facts = machine_facts()
     assert json.loads(json.dumps(facts)) == facts
+
+
+@pytest.mark.gpu
+def test_the_driver_is_asked_on_a_machine_with_cards() -> None:
+    report = gpu_report()
+    assert report.driver
+    assert report.trouble is None
+    for card in report.cards:
+        assert 0 < card.free_bytes <= card.total_bytes
+        assert card.link.startswith("Gen")
+        assert card.index not in card.peers

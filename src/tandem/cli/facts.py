@@ -17,6 +17,8 @@ PACKAGES = (
     "torch", "numpy", "numba", "triton", "cuda-core", "safetensors", "gguf", "tokenizers", "jinja2",
     "huggingface_hub", "fastapi", "uvicorn", "pydantic", "llguidance", "prometheus-client", "nvidia-ml-py",
 )  # fmt: skip
+_P2P_READ = 0
+"""NVML_P2P_CAPS_INDEX_READ, whose name in nvidia-ml-py stands for a tuple by mistake."""
 OPTIONAL_PACKAGES = frozenset({"triton", "cuda-core"})
 """Only needed for CUDA cards."""
 
@@ -139,7 +141,7 @@ def _link(pynvml: Any, handle: Any) -> str:
 
 def _is_peer(pynvml: Any, one: Any, other: Any) -> bool:
     try:
-        status = pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_READ)
+        status = pynvml.nvmlDeviceGetP2PStatus(one, other, _P2P_READ)
     except pynvml.NVMLError:
         return False
     return bool(status == pynvml.NVML_P2P_STATUS_OK)
