@@ -73,13 +73,14 @@ def prepare_model(
 ) -> PreparedModel:
     """Find (download where remote), check and plan a model. Raises UserError subclasses only."""
     options.check()
+    # Before anything is downloaded: a card that is not there is the cheapest thing to find out.
+    cards = resolve_cards(options.cards, free_bytes or free_card_bytes)
     location = resolve_model(options.model, environment, progress)
     spec, weights = open_checkpoint_of(location)
     text = _open_text(location, options)
     chunk = options.chunk_tokens or CPU_CHUNK_TOKENS
     cache_format = options.cache_format or DEFAULT_CACHE_FORMAT
     footprint = footprint_of(spec, weights, chunk, cache_format)
-    cards = resolve_cards(options.cards, free_bytes or free_card_bytes)
     plan = place(footprint, cards, plan_request(options, chunk))
     return PreparedModel(location, spec, weights, text, footprint, plan, options, cache_format)
 
@@ -128,6 +129,8 @@ def plan_request(options: LoadOptions, chunk_tokens: int) -> PlanRequest:
     """The planner's question for these options."""
     return PlanRequest(
         context_tokens=options.context_tokens,
+        pool_tokens=options.pool_tokens,
+        split=options.split,
         max_slots=options.max_running,
         page_tokens=min(PAGE_TOKENS, chunk_tokens),
         chunk_tokens=chunk_tokens,

@@ -7,7 +7,7 @@ the help text shows the dataclass's default.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -133,6 +133,22 @@ MaxWaitFlag = Annotated[
         rich_help_panel=_QUEUE_PANEL,
     ),
 ]
+RecipeFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        help="Take settings from this recipe of the catalogue (`tandem recipes ls`); flags still win.",
+        rich_help_panel=_MODEL_PANEL,
+    ),
+]
+ProfileFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help="A profile of the recipe, e.g. `q8_384k`; alone it means the recipe for GLM-5.3-Flash.",
+        rich_help_panel=_MODEL_PANEL,
+    ),
+]
 PrefixReuseFlag = Annotated[
     str | None,
     typer.Option(
@@ -153,8 +169,8 @@ def parse_tokens(text: str) -> int:
     return int(match[1]) * (1024 if match[2] else 1)
 
 
-def load_options(flags: Mapping[str, object]) -> Resolved[LoadOptions]:
-    """LoadOptions from the flags given, by option name; None = not given.
+def load_options(flags: Mapping[str, object], below: Sequence[SettingsLayer] = ()) -> Resolved[LoadOptions]:
+    """LoadOptions from the flags given, by option name; None = not given. ``below`` are weaker layers.
 
     ``cards`` and ``context_tokens`` come as text, ``served_names`` as a list. Raises SettingsError.
     """
@@ -165,6 +181,6 @@ def load_options(flags: Mapping[str, object]) -> Resolved[LoadOptions]:
         values["context_tokens"] = parse_tokens(context)
     names = values.get("served_names")
     values["served_names"] = tuple(names) if isinstance(names, list) and names else None
-    resolved = resolve_options(LoadOptions, [SettingsLayer("flag", values)])
+    resolved = resolve_options(LoadOptions, [*below, SettingsLayer("flag", values)])
     resolved.options.check()
     return resolved

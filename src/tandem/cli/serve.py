@@ -21,11 +21,14 @@ from tandem.cli.flags import (
     MaxWaitingFlag,
     ModelFlag,
     PrefixReuseFlag,
+    ProfileFlag,
     ReasoningFormatFlag,
+    RecipeFlag,
     ThreadsFlag,
     ToolFormatFlag,
     load_options,
 )
+from tandem.cli.from_recipe import recipe_settings
 from tandem.cli.progress import progress_for
 from tandem.core.cards import format_cards
 from tandem.core.errors import SettingsError
@@ -42,6 +45,8 @@ _SERVER_PANEL = "Server"
 
 def serve(
     model: ModelFlag = None,
+    recipe: RecipeFlag = None,
+    profile: ProfileFlag = None,
     served_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -147,6 +152,8 @@ def serve(
 
     `tandem serve --model ./GLM-5.3-Flash-exl3 --cards cuda:2 --context 384k`
 
+    `tandem serve --recipe glm53-flash-2x64-layer-split --profile q8_384k`
+
     `TANDEM_API_KEY=secret tandem serve --host 0.0.0.0`
 
     `tandem serve --cards cpu:2x600MiB --port 0`
@@ -156,6 +163,20 @@ def serve(
 
     environment = read_environment()
     level = _log_level(log_level, environment)
+    chosen = None
+    if recipe is not None or profile is not None:
+        given = {
+            "model": model,
+            "cards": cards,
+            "context_tokens": context,
+            "cache_format": kv,
+            "chunk_tokens": chunk,
+            "max_running": max_running,
+            "prefix_reuse": prefix_reuse,
+            "host": host,
+            "port": port,
+        }
+        chosen = recipe_settings(recipe, profile, given, environment)
     load = load_options(
         {
             "model": model,
@@ -171,7 +192,8 @@ def serve(
             "prefix_reuse": prefix_reuse,
             "tool_format": tool_format,
             "reasoning_format": reasoning_format,
-        }
+        },
+        chosen.load if chosen else (),
     )
     flags: dict[str, object] = {
         "host": host,
@@ -184,8 +206,13 @@ def serve(
         "exit_on_fault": exit_on_fault or None,
     }
     from_environment = SettingsLayer("environment", {"api_keys": environment.api_keys or None})
-    server = resolve_options(ServerConfig, [from_environment, SettingsLayer("flag", flags)])
+    below = chosen.server if chosen else ()
+    server = resolve_options(ServerConfig, [*below, from_environment, SettingsLayer("flag", flags)])
     configure_logging(level)
+    if chosen:
+        notices().print("\n".join(chosen.lines), markup=False, soft_wrap=True)
+        for line in chosen.notices:
+            notices().print(line, markup=False, style="yellow", soft_wrap=True)
     listener = bind(server.options)
     _print_configuration(load, server)
     url = server_url(listener)
@@ -200,7 +227,7 @@ def _serve(
     from tandem.api import LoadState, Service
     from tandem.server.run import serve as serve_until_stopped
 
-    service = Service(options.served_names[0] if options.served_names else options.model or "demo")
+    service = Service(_provisional_name(options))
     failures: list[BaseException] = []
 
     def load() -> None:
@@ -225,6 +252,13 @@ def _serve(
             raise
     if failures:
         raise failures[0]
+
+
+def _provisional_name(options: LoadOptions) -> str:
+    """What ``/health`` calls a model that is not loaded yet; of a path only its last part is told."""
+    if options.served_names:
+        return options.served_names[0]
+    return "demo" if options.model is None else options.model.rstrip("/").rpartition("/")[2]
 
 
 def _log_level(flag: str | None, environment: Environment) -> str:

@@ -15,7 +15,14 @@ from tandem.core.errors import SettingsError
 
 PrefixReuse = Literal["exact", "fast", "off"]
 PREFIX_REUSE: tuple[PrefixReuse, ...] = ("exact", "fast", "off")
-_LOWEST = {"context_tokens": 2, "max_running": 1, "max_waiting": 0, "chunk_tokens": 1, "threads": 1}
+_LOWEST = {
+    "context_tokens": 2,
+    "pool_tokens": 2,
+    "max_running": 1,
+    "max_waiting": 0,
+    "chunk_tokens": 1,
+    "threads": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,10 @@ class LoadOptions:
     cards: tuple[CardRequest, ...] = (CardRequest("cpu", 0),)
     context_tokens: int | None = None
     """Longest prompt plus output; None = the model's own, as far as the budgets reach."""
+    pool_tokens: int | None = None
+    """Tokens the cache holds for all sequences together; None = one full context."""
+    split: tuple[int, ...] | None = None
+    """Layers per card; None = the planner's cut."""
     max_running: int = 8
     """Sequences computed at once."""
     max_waiting: int = 64

@@ -44,7 +44,7 @@ class ServeSettings:
     """Memory left alone on each card."""
     prefix_reuse: str = "exact"
     host: str = "127.0.0.1"
-    port: int = 8012
+    port: int = 8000
 
 
 CHOICES: dict[str, tuple[str, ...]] = {

@@ -1,0 +1,89 @@
+"""``--recipe`` and ``--profile`` of ``tandem serve``: a catalogue entry as settings with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tandem.core.cards import parse_cards
+from tandem.core.errors import ModelNotFoundError
+from tandem.core.options import SettingsLayer
+from tandem.core.settings import Environment
+from tandem.planner.fit import parse_split
+
+DEFAULT_RECIPE = "glm53-flash-2x64-layer-split"
+"""What ``--profile`` alone means."""
+
+_LOAD_KEYS = {
+    "context_tokens": "context_tokens",
+    "cache_tokens": "pool_tokens",
+    "cache_format": "cache_format",
+    "max_running": "max_running",
+    "chunk_tokens": "chunk_tokens",
+    "prefix_reuse": "prefix_reuse",
+}
+_SERVER_KEYS = ("host", "port")
+_DEFAULT_OF_RECIPES = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeSettings:
+    """``load`` and ``server`` are layers below the flags; ``lines`` print the resolved configuration."""
+
+    load: tuple[SettingsLayer, ...]
+    server: tuple[SettingsLayer, ...]
+    lines: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def recipe_settings(
+    recipe_id: str | None, profile: str | None, flags: Mapping[str, object], environment: Environment
+) -> RecipeSettings:
+    """Resolve a recipe and profile under the flags given (names of ``ServeSettings``; None = not given).
+
+    Raises ModelNotFoundError for a recipe there is none of, SettingsError for unknown profiles and values.
+    """
+    from tandem.recipes.configuration import resolve
+    from tandem.recipes.files import load_catalogue
+
+    loaded = load_catalogue(environment.data_dir)
+    wanted = recipe_id or DEFAULT_RECIPE
+    held = loaded.recipes.get(wanted)
+    if held is None:
+        raise ModelNotFoundError(
+            f"There is no recipe {wanted!r}",
+            found=", ".join(sorted(loaded.recipes)),
+            remedy="tandem recipes ls",
+        )
+    given = {key: value for key, value in flags.items() if value is not None}
+    configuration = resolve(held.recipe, profile, flags=given)
+    settings, sources = configuration.settings, configuration.sources
+
+    def stated(key: str) -> bool:
+        return sources[key] != _DEFAULT_OF_RECIPES and getattr(settings, key) is not None
+
+    load = [
+        SettingsLayer(sources[key], {name: getattr(settings, key)})
+        for key, name in _LOAD_KEYS.items()
+        if stated(key)
+    ]
+    if stated("model"):
+        revision = f"@{settings.revision}" if stated("revision") and "@" not in str(settings.model) else ""
+        load.append(SettingsLayer(sources["model"], {"model": f"{settings.model}{revision}"}))
+    if stated("cards"):
+        load.append(SettingsLayer(sources["cards"], {"cards": parse_cards(str(settings.cards))}))
+    if stated("split"):
+        load.append(SettingsLayer(sources["split"], {"split": parse_split(str(settings.split))}))
+    server = [SettingsLayer(sources[key], {key: getattr(settings, key)}) for key in _SERVER_KEYS]
+    notices = []
+    if settings.drafter != "none":
+        notices.append(
+            f"drafter {settings.drafter} ({sources['drafter']}): this version does not speculate yet; "
+            "answers are the same without, only slower"
+        )
+    return RecipeSettings(
+        tuple(load),
+        tuple(server),
+        (f"recipe {configuration.recipe}, profile {configuration.profile}", *configuration.lines()),
+        tuple(notices),
+    )
