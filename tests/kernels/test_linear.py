@@ -50,7 +50,7 @@ def poisoned(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 def test_linear(kind: str, features_out: int) -> None:
     weight, values = stored(kind, features_out, K, seed=1)
-    tiled = tile("w", [weight])
+    tiled = tile({"w": weight})
     bias = activations(1, features_out, seed=2)[0]
     x = activations(max(ROWS))
     every = None
@@ -66,7 +66,7 @@ def test_linear(kind: str, features_out: int) -> None:
 @pytest.mark.parametrize("kind", ["F32", "Q4_1"])
 def test_adding_to_a_residual(kind: str) -> None:
     weight, values = stored(kind, N, K, seed=3)
-    layer = Linear(tile("w", [weight]))
+    layer = Linear(tile({"w": weight}))
     residual = activations(9, N, seed=4)
     expected = reference.linear(
         torch.from_numpy(activations(9)), values, residual=torch.from_numpy(residual.copy())
@@ -79,7 +79,7 @@ def test_adding_to_a_residual(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_1"])
 def test_gated(kind: str, features_out: int) -> None:
     (gate, gate_values), (up, up_values) = (stored(kind, features_out, K, seed) for seed in (5, 6))
-    layer = GatedLinear(tile_gated("gate", gate, up))
+    layer = GatedLinear(tile_gated({"gate": gate, "up": up}))
     every = layer.forward(activations(max(ROWS)))
     assert every.shape == (max(ROWS), features_out)
     x = torch.from_numpy(activations(max(ROWS)))
@@ -91,7 +91,7 @@ def test_gated(kind: str, features_out: int) -> None:
 
 def test_rows_are_blind_to_their_neighbours() -> None:
     weight, _ = stored("Q4_1", N, K, seed=1)
-    layer = Linear(tile("w", [weight]))
+    layer = Linear(tile({"w": weight}))
     x = activations(8)
     expected = layer.forward(x)[3]
     x[[0, 1, 2, 4, 5, 6, 7]] = np.nan
@@ -102,7 +102,7 @@ def test_not_a_number_is_passed_on() -> None:
     weight, _ = stored("F32", 40, K, seed=1)
     x = activations(2)
     x[1, 50] = np.nan
-    for layer in (Linear(tile("w", [weight])), GatedLinear(tile_gated("w", weight, weight))):
+    for layer in (Linear(tile({"w": weight})), GatedLinear(tile_gated({"gate": weight, "up": weight}))):
         out = layer.forward(x)
         assert np.isfinite(out[0]).all()
         assert np.isnan(out[1]).all()
@@ -112,7 +112,7 @@ def test_not_a_number_is_passed_on() -> None:
 def test_embedding_rows(kind: str) -> None:
     weight, values = stored(kind, 63, K, seed=8)
     ids = np.array([0, 62, 17, 17, 31], np.int64)
-    assert np.array_equal(Embedding(tile("table", [weight])).forward(ids), values[ids].numpy())
+    assert np.array_equal(Embedding(tile({"w": weight})).forward(ids), values[ids].numpy())
 
 
 @pytest.mark.parametrize("size", [1, 16, 63, 500, 576])

@@ -11,7 +11,7 @@ from gguf.quants import dequantize
 from tandem.core.errors import ModelUnsupportedError
 from tandem.layers.embedding import Embedding
 from tandem.loader.base import BlockTensor
-from tandem.quant.base import common_dtype, weight_format
+from tandem.quant.base import WeightFormat, common_format, weight_format
 from tandem.quant.blocks import decode_rows
 from tandem.quant.tiles import tile, tile_gated
 
@@ -33,7 +33,7 @@ def random_blocks(dtype: str, rows: int, features: int, seed: int = 0) -> np.nda
 
 
 def table(weight: BlockTensor | torch.Tensor, rows: int) -> np.ndarray:
-    return Embedding(tile("w", [weight])).forward(np.arange(rows))
+    return Embedding(tile({"w": weight})).forward(np.arange(rows))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -43,7 +43,7 @@ def test_decoding_is_bit_exact(dtype: str) -> None:
     assert np.array_equal(decode_rows(dtype, data).dequantize(), expected)
     weight = BlockTensor(dtype, (19, 512), torch.from_numpy(data))
     assert np.array_equal(table(weight, 19), expected)
-    tiled = tile("w", [weight])
+    tiled = tile({"w": weight})
     assert tiled.memory_bytes == weight_format(dtype, "w").memory_bytes(19, 512)
 
 
@@ -58,14 +58,14 @@ def test_dense_tiles(rows: int) -> None:
 @pytest.mark.parametrize(
     ("dtypes", "kept"),
     [
-        (("Q4_K", "Q6_K", "Q4_K"), "Q6_K"),
-        (("Q4_0", "Q4_1"), "Q4_0"),
-        (("F16", "Q8_0"), "F32"),
-        (("F32", "BF16"), "F32"),
+        (("Q4_K", "Q6_K", "Q4_K"), WeightFormat(8, 16)),
+        (("Q4_0", "Q4_1"), WeightFormat(4, 32)),
+        (("F16", "Q8_0"), WeightFormat(32)),
+        (("F16", "BF16"), WeightFormat(32)),
     ],
 )
-def test_fusing_different_types_is_exact(dtypes: tuple[str, ...], kept: str) -> None:
-    assert common_dtype(dtypes) == kept
+def test_fusing_different_types_is_exact(dtypes: tuple[str, ...], kept: WeightFormat) -> None:
+    assert common_format({str(i): dtype for i, dtype in enumerate(dtypes)}) == kept
     parts: list[BlockTensor | torch.Tensor] = []
     expected = []
     for seed, dtype in enumerate(dtypes):
@@ -77,7 +77,7 @@ def test_fusing_different_types_is_exact(dtypes: tuple[str, ...], kept: str) -> 
             kind = {"F16": torch.float16, "F32": torch.float32, "BF16": torch.bfloat16}[dtype]
             parts.append(torch.randn(20, 256).to(kind))
             expected.append(parts[-1].float().numpy())
-    fused = tile("w", parts)
+    fused = tile({str(i): part for i, part in enumerate(parts)})
     found = Embedding(fused).forward(np.arange(20 * len(parts)))
     assert np.array_equal(found, np.concatenate(expected))
 
@@ -85,9 +85,9 @@ def test_fusing_different_types_is_exact(dtypes: tuple[str, ...], kept: str) -> 
 def test_rows_can_be_reordered_and_gated_pairs_alternate() -> None:
     first, second = torch.randn(20, 32), torch.randn(20, 32)
     order = np.random.default_rng(0).permutation(20)
-    found = Embedding(tile("w", [first, second], [order, np.arange(20)])).forward(np.arange(40))
+    found = Embedding(tile({"a": first, "b": second}, [order, np.arange(20)])).forward(np.arange(40))
     assert np.array_equal(found, torch.cat([first[order], second]).numpy())
-    gated = tile_gated("w", first, second)
+    gated = tile_gated({"gate": first, "up": second})
     rows = Embedding(gated).forward(np.arange(64))
     assert gated.out_features == 20
     assert np.array_equal(rows[:16], first[:16].numpy())

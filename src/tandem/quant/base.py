@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ class WeightFormat:
 
     bits: int
     group: int = 0
+    bfloat: bool = False
 
     def memory_bytes(self, out_features: int, in_features: int) -> int:
         """Bytes of a tiled weight: output features are padded to pairs of tiles."""
@@ -34,7 +35,7 @@ class WeightFormat:
 _FORMATS = {
     "F32": WeightFormat(32),
     "F16": WeightFormat(16),
-    "BF16": WeightFormat(16),
+    "BF16": WeightFormat(16, bfloat=True),
     "Q4_0": WeightFormat(4, 32),
     "Q4_1": WeightFormat(4, 32),
     "Q5_0": WeightFormat(8, 32),
@@ -59,18 +60,16 @@ def weight_format(dtype: str, name: str) -> WeightFormat:
     return _FORMATS[dtype]
 
 
-def common_dtype(dtypes: Sequence[str]) -> str:
-    """The stored type whose format holds all the given ones exactly, for weights fused into one.
+def common_format(dtypes: Mapping[str, str]) -> WeightFormat:
+    """The format that holds weights of all these stored types exactly, for weights fused into one.
 
-    Equal types stay as they are. Different integer types meet in eight bits with groups of 16 (named
-    ``Q6_K``), anything else in fp32.
+    ``dtypes`` maps tensor names to their types. Different integer formats meet in eight bits with groups of
+    16, anything else in fp32. Raises ModelUnsupportedError naming a tensor of a type that is not served.
     """
-    if len(set(dtypes)) == 1:
-        return dtypes[0]
-    if all(dtype in _FORMATS and _FORMATS[dtype].group for dtype in dtypes):
-        formats = {_FORMATS[dtype] for dtype in dtypes}
-        return dtypes[0] if len(formats) == 1 else "Q6_K"
-    return "F32"
+    formats = {weight_format(dtype, name) for name, dtype in dtypes.items()}
+    if len(formats) == 1:
+        return formats.pop()
+    return WeightFormat(8, 16) if all(form.group for form in formats) else WeightFormat(32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ Work goes through bands of rows, so that the scratch stays small beside the weig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from tandem.loader.base import BlockTensor
-from tandem.quant.base import LANES, TiledWeight, WeightFormat, common_dtype, weight_format
+from tandem.quant.base import LANES, TiledWeight, WeightFormat, common_format
 from tandem.quant.blocks import GroupedRows, decode_rows
 
 StoredTensor = torch.Tensor | BlockTensor
@@ -21,57 +21,57 @@ _TORCH_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF1
 _NO_ROW = -1
 
 
-def stored_dtype(tensor: StoredTensor) -> str:
-    """The tensor's type as in headers; float types only, besides blocks."""
+def _stored_dtype(tensor: StoredTensor) -> str:
+    """The tensor's type as in headers."""
     if isinstance(tensor, BlockTensor):
         return tensor.dtype
     return _TORCH_NAMES.get(tensor.dtype, str(tensor.dtype))
 
 
-def tile(name: str, parts: Sequence[StoredTensor], rows: Sequence[np.ndarray] | None = None) -> TiledWeight:
-    """Fuse the parts [n_i, K] into one tiled weight, one after the other.
+def tile(parts: Mapping[str, StoredTensor], rows: Sequence[np.ndarray] | None = None) -> TiledWeight:
+    """Fuse the parts (name -> [n_i, K]) into one tiled weight, one after the other.
 
-    ``rows[i]`` lists which rows of part i to take, in which order (default: all, as they are). ``name``
-    is for error messages.
+    ``rows[i]`` lists which rows of part i to take, in which order (default: all, as they are).
+    Raises ModelUnsupportedError naming a part of a type that is not served.
     """
-    orders = [np.arange(part.shape[0]) for part in parts] if rows is None else list(rows)
+    orders = [np.arange(part.shape[0]) for part in parts.values()] if rows is None else list(rows)
     source = np.concatenate([np.full(len(order), i) for i, order in enumerate(orders)])
-    return _tile(name, parts, source, np.concatenate(orders), len(source))
+    return _tile(parts, source, np.concatenate(orders), len(source))
 
 
-def tile_gated(name: str, gate: StoredTensor, up: StoredTensor) -> TiledWeight:
-    """Gate and up [N, K] each, tile by tile in turn: even tiles gate, odd tiles up."""
-    features = gate.shape[0]
+def tile_gated(parts: Mapping[str, StoredTensor]) -> TiledWeight:
+    """Gate and up (in this order, [N, K] each), tile by tile in turn: even tiles gate, odd tiles up."""
+    features = next(iter(parts.values())).shape[0]
     padded = -(-features // LANES) * LANES
     order = np.arange(padded)
     order[features:] = _NO_ROW
     row = np.stack([order.reshape(-1, LANES)] * 2, 1).reshape(-1)
     source = np.tile(np.repeat([0, 1], LANES), padded // LANES)
-    return _tile(name, [gate, up], source, row, features)
+    return _tile(parts, source, row, features)
 
 
 def _tile(
-    name: str, parts: Sequence[StoredTensor], source: np.ndarray, row: np.ndarray, out_features: int
+    named: Mapping[str, StoredTensor], source: np.ndarray, row: np.ndarray, out_features: int
 ) -> TiledWeight:
-    dtype = common_dtype([stored_dtype(part) for part in parts])
-    form = weight_format(dtype, name)
+    form = common_format({name: _stored_dtype(part) for name, part in named.items()})
+    parts = list(named.values())
     features = parts[0].shape[-1]
     tiles = -(-len(row) // (2 * LANES)) * 2
     missing = tiles * LANES - len(row)
     source = np.concatenate([source, np.zeros(missing, source.dtype)])
     row = np.concatenate([row, np.full(missing, _NO_ROW, row.dtype)])
-    weight = _empty(form, dtype, tiles, out_features, features)
+    weight = _empty(form, tiles, out_features, features)
     for first in range(0, tiles, _BAND_TILES):
         band = slice(first * LANES, min(first + _BAND_TILES, tiles) * LANES)
         _fill(weight, form, first, _band_rows(parts, source[band], row[band], form, features))
     return weight
 
 
-def _empty(form: WeightFormat, dtype: str, tiles: int, out_features: int, features: int) -> TiledWeight:
+def _empty(form: WeightFormat, tiles: int, out_features: int, features: int) -> TiledWeight:
     groups = features // form.group if form.group else 0
     depth = features // 2 if form.bits == 4 else features
     kinds = {4: np.uint8, 8: np.int8, 32: np.float32}
-    kind = kinds.get(form.bits) or (np.uint16 if dtype == "BF16" else np.int16)
+    kind = kinds.get(form.bits) or (np.uint16 if form.bfloat else np.int16)
     return TiledWeight(
         np.empty((tiles, depth, LANES), kind),
         np.empty((tiles if groups else 0, groups, LANES), np.float32),

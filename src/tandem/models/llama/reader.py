@@ -13,7 +13,7 @@ from tandem.loader.base import BlockTensor, TensorSource
 from tandem.models.llama.dimensions import LlamaSpec
 from tandem.models.llama.tensors import head_is_tied, layer_tensor, model_tensor
 from tandem.quant.base import TiledWeight
-from tandem.quant.tiles import tile, tile_gated
+from tandem.quant.tiles import StoredTensor, tile, tile_gated
 
 
 class LayerReader:
@@ -36,7 +36,7 @@ class LayerReader:
     def table(self, role: str) -> TiledWeight:
         """``embedding`` or ``head``."""
         name = model_tensor(self.spec, role)
-        return tile(name, [self._weights.read(name)])
+        return tile(self._read(name))
 
     def attention(self, layer: int) -> GroupedAttention:
         spec = self.spec
@@ -52,11 +52,11 @@ class LayerReader:
         if spec.output_bias:
             out_bias = self._vector(layer_tensor(spec, layer, "o_bias"))
         norms = HeadNorms(self.norm(layer, "q_norm"), self.norm(layer, "k_norm")) if spec.qk_norm else None
-        qkv = tile(names[0], [self._weights.read(name) for name in names], orders)
-        out = layer_tensor(spec, layer, "o")
+        qkv = tile(self._read(*names), orders)
+        out = tile(self._read(layer_tensor(spec, layer, "o")))
         return GroupedAttention(
             Linear(qkv, qkv_bias),
-            Linear(tile(out, [self._weights.read(out)]), out_bias),
+            Linear(out, out_bias),
             heads=spec.heads,
             head_dim=spec.head_dim,
             norms=norms,
@@ -66,10 +66,7 @@ class LayerReader:
     def mlp(self, layer: int) -> tuple[GatedLinear, Linear]:
         """Gate with up, and down."""
         gate, up, down = (layer_tensor(self.spec, layer, role) for role in ("gate", "up", "down"))
-        return (
-            GatedLinear(tile_gated(gate, self._weights.read(gate), self._weights.read(up))),
-            Linear(tile(down, [self._weights.read(down)])),
-        )
+        return GatedLinear(tile_gated(self._read(gate, up))), Linear(tile(self._read(down)))
 
     def inverse_frequencies(self) -> np.ndarray:
         """float32 [rotary / 2]; GGUF files may carry divisors (how they express llama3 scaling)."""
@@ -77,6 +74,9 @@ class LayerReader:
         if self.spec.gguf and (name := model_tensor(self.spec, "rope_factors")) in self._weights.names():
             frequencies /= self._vector(name)
         return frequencies
+
+    def _read(self, *names: str) -> dict[str, StoredTensor]:
+        return {name: self._weights.read(name) for name in names}
 
     def _head_rows(self, heads: int) -> np.ndarray:
         """Which stored row each row of a rotated projection is: pairs apart by half a head."""

@@ -19,7 +19,7 @@ from tandem.models.llama.tensors import (
     layer_tensor,
     model_tensor,
 )
-from tandem.quant.base import common_dtype, weight_format
+from tandem.quant.base import common_format
 
 __all__ = ["LlamaSpec", "footprint", "from_config", "from_gguf"]
 
@@ -57,8 +57,8 @@ def footprint(
 def _tiled_bytes(
     headers: Mapping[str, TensorHeader], names: list[str], out_features: int, in_features: int
 ) -> int:
-    dtype = common_dtype([headers[name].dtype for name in names])
-    return weight_format(dtype, names[0]).memory_bytes(out_features, in_features)
+    form = common_format({name: headers[name].dtype for name in names})
+    return form.memory_bytes(out_features, in_features)
 
 
 def _layer_bytes(spec: LlamaSpec, headers: Mapping[str, TensorHeader], layer: int) -> int:
