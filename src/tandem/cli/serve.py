@@ -225,9 +225,12 @@ def _serve(
 ) -> None:
     """Serve from the first moment and load on a thread; a model that cannot be loaded ends both."""
     from tandem.api import LoadState, Service
+    from tandem.api.fit import PlannerFit
+    from tandem.recipes.catalogue import Catalogue
     from tandem.server.run import serve as serve_until_stopped
 
     service = Service(_provisional_name(options))
+    catalogue = Catalogue(environment.data_dir, calculator=PlannerFit())
     failures: list[BaseException] = []
 
     def load() -> None:
@@ -246,7 +249,7 @@ def _serve(
 
     threading.Thread(target=load, name="load", daemon=True).start()
     try:
-        serve_until_stopped(service, config, listener)
+        serve_until_stopped(service, config, listener, catalogue)
     except KeyboardInterrupt:
         if not failures:
             raise

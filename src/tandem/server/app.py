@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from tandem import __version__
 from tandem.api import Service
+from tandem.recipes.catalogue import Catalogue
 from tandem.server.auth import HostMiddleware, KeyMiddleware, needs_host_check
 from tandem.server.config import ServerConfig
 from tandem.server.context import MAX_PREPARING, ServerContext
@@ -21,14 +22,18 @@ from tandem.server.errors import CountError, install_error_handlers
 from tandem.server.health import HealthMonitor
 from tandem.server.metrics import Metrics
 from tandem.server.openapi import install_openapi
+from tandem.server.recipes_web.routes import recipes_router
 from tandem.server.routes import generate, models, status, tokens
 
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 """FastAPI's own OpenTelemetry, where it has one: our metrics are ``/metrics``, and nothing calls out."""
 
 
-def create_app(service: Service, config: ServerConfig) -> FastAPI:
-    """The ASGI application of one service, which may still be loading. Its lifespan watches the engine."""
+def create_app(service: Service, config: ServerConfig, catalogue: Catalogue | None = None) -> FastAPI:
+    """The ASGI application of one service, which may still be loading. Its lifespan watches the engine.
+
+    With a ``catalogue`` its pages are at ``/recipes``.
+    """
     metrics = Metrics(service)
     monitor = HealthMonitor(service, config)
     context = ServerContext(service, config, metrics, monitor, anyio.CapacityLimiter(MAX_PREPARING))
@@ -53,6 +58,8 @@ def create_app(service: Service, config: ServerConfig) -> FastAPI:
     )
     for module in (generate, models, tokens, status):
         app.include_router(module.router(context))
+    if catalogue is not None:
+        app.include_router(recipes_router(catalogue))
     install_error_handlers(app, metrics.count_error)
     install_openapi(app, has_keys=bool(config.api_keys))
     return app

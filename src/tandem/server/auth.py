@@ -14,8 +14,9 @@ from tandem.server.config import ServerConfig
 from tandem.server.errors import CountError, error_response
 
 OPEN_PATHS = frozenset({"/", "/health"})
-OPEN_PREFIX = "/static/"
-"""The status page and its files hold nothing that ``/health`` does not tell; its chat asks for the key."""
+OPEN_PREFIXES = ("/static/", "/recipes")
+"""The status page and its files hold nothing that ``/health`` does not tell; its chat asks for the key. The
+catalogue can only be read, and a browser cannot send a key with a link."""
 
 
 class KeyMiddleware:
@@ -45,7 +46,7 @@ class KeyMiddleware:
             not self._digests
             or scope["method"] == "OPTIONS"
             or path in OPEN_PATHS
-            or path.startswith(OPEN_PREFIX)
+            or path.startswith(OPEN_PREFIXES)
         )
 
     def _has_key(self, headers: Headers) -> bool:

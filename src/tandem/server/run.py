@@ -17,6 +17,7 @@ import uvicorn
 from tandem.api import Service
 from tandem.core.errors import EngineFault, ServeError
 from tandem.core.log import get_logger
+from tandem.recipes.catalogue import Catalogue
 from tandem.server.app import create_app
 from tandem.server.config import ServerConfig
 
@@ -116,7 +117,12 @@ class _Server(uvicorn.Server):
         ).start()
 
 
-def serve(service: Service, config: ServerConfig, listener: socket.socket | None = None) -> None:
+def serve(
+    service: Service,
+    config: ServerConfig,
+    listener: socket.socket | None = None,
+    catalogue: Catalogue | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is closed.
 
     ``listener`` is from ``bind``, which is called here if it was not before. The service may be attached (the
@@ -126,7 +132,7 @@ def serve(service: Service, config: ServerConfig, listener: socket.socket | None
     listener = bind(config) if listener is None else listener
     server = _Server(
         uvicorn.Config(
-            create_app(service, config),
+            create_app(service, config, catalogue),
             log_config=None,
             access_log=False,
             server_header=False,
