@@ -122,10 +122,7 @@ class Oracle(torch.nn.Module):
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
         """The weights under the released checkpoint's names."""
-        tensors: dict[str, torch.Tensor] = {"lm_head.weight": self.lm_head.weight.data}
-        for key, value in self.model.state_dict().items():
-            tensors.update(_checkpoint_names(f"model.language_model.{key}", value))
-        return {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+        return {"lm_head.weight": self.lm_head.weight.data, **to_checkpoint(self.model)}
 
     def save(self, folder: Path) -> Path:
         """config.json and model.safetensors, in float32."""
@@ -134,6 +131,14 @@ class Oracle(torch.nn.Module):
         (folder / "config.json").write_text(json.dumps(whole))
         save_file(self.checkpoint(), folder / "model.safetensors")
         return folder
+
+
+def to_checkpoint(module: torch.nn.Module, prefix: str = "") -> dict[str, torch.Tensor]:
+    """A module's weights under the released checkpoint's names, below ``model.language_model.<prefix>``."""
+    tensors: dict[str, torch.Tensor] = {}
+    for key, value in module.state_dict().items():
+        tensors.update(_checkpoint_names(f"model.language_model.{prefix}{key}", value))
+    return {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
 
 
 def _checkpoint_names(key: str, value: torch.Tensor) -> dict[str, torch.Tensor]:

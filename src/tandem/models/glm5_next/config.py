@@ -48,7 +48,7 @@ def from_config(config: Mapping[str, object]) -> Glm5NextSpec:
         kda_heads=fields.count("linear_attn_config.num_heads", "linear_num_heads"),
         kda_head_dim=fields.count("linear_attn_config.head_dim", "linear_head_dim"),
         conv_taps=fields.count("linear_attn_config.short_conv_kernel_size", "linear_conv_kernel_dim"),
-        decay_lower_bound=fields.optional_number("linear_attn_config.gate_lower_bound", "linear_lower_bound"),
+        decay_lower_bound=_decay_lower_bound(fields),
         intermediate_size=fields.count("intermediate_size"),
         expert_intermediate_size=fields.count("moe_intermediate_size"),
         num_experts=fields.count("n_routed_experts"),
@@ -124,6 +124,14 @@ def _shared_selections(fields: Fields, layer_is_mla: tuple[bool, ...]) -> tuple[
             found="indexer_types = shared",
         )
     return shared
+
+
+def _decay_lower_bound(fields: Fields) -> float | None:
+    bound = fields.optional_number("linear_attn_config.gate_lower_bound", "linear_lower_bound")
+    if bound is None and fields.has("linear_attn_config"):
+        # null alone is not enough: the field beside it defaults to a gate that has a bound.
+        fields.require("linear_attn_config.safe_gate", False)
+    return bound
 
 
 def _index_topk(fields: Fields) -> int:

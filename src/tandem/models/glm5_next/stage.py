@@ -82,9 +82,13 @@ class Glm5NextStage:
         assert self._head is not None, "only the stage with the head has the final norm"
         return self._head.norm(mean_streams(self._streams(hidden)))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head_logits(self, state: torch.Tensor) -> torch.Tensor:
+        """Logits of states after a final norm, the trunk's or the MTP layer's: [R, D] → [R, V]."""
         assert self._head is not None, "only the stage with the head has logits"
-        return self._head.vocabulary(self.final_norm(hidden))
+        return self._head.vocabulary(state)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head_logits(self.final_norm(hidden))
 
     def reset_slot(self, slot: int) -> None:
         for layer in self._recurrent:

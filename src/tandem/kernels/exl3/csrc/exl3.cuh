@@ -51,49 +51,63 @@ __device__ __forceinline__ int warp_sum(int x) {
     return x;
 }
 
-// Maximum and integer sum over a block of whole warps (at most 32); every thread gets the result.
-__device__ __forceinline__ float block_max(float x, float* scratch) {
-    x = warp_max(x);
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = x;
-    __syncthreads();
-    float y = (threadIdx.x & 31) < (blockDim.x >> 5) ? scratch[threadIdx.x & 31] : 0.0f;
-    return warp_max(y);
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
 }
 
-__device__ __forceinline__ int block_sum(int x, int* scratch) {
+// Sum over a block of whole warps, always in the same order; every thread gets it. scratch: 32 floats.
+__device__ __forceinline__ float block_sum(float x, float* scratch) {
     x = warp_sum(x);
     __syncthreads();
     if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = x;
     __syncthreads();
-    int y = (threadIdx.x & 31) < (blockDim.x >> 5) ? scratch[threadIdx.x & 31] : 0;
-    return warp_sum(y);
+    return warp_sum((threadIdx.x & 31) < (blockDim.x >> 5) ? scratch[threadIdx.x & 31] : 0.0f);
 }
 
-// Rotated values of one row in `row` (shared, fp32 [inputs]) -> two bytes a value, their scale and their sum.
-__device__ __forceinline__ void quantize_row(const float* row, int inputs, i8* high, i8* low, float* scale,
-                                             int* sum, float* scratch) {
-    float largest = 0.0f;
-    for (int i = threadIdx.x; i < inputs; i += blockDim.x) largest = fmaxf(largest, fabsf(row[i]));
-    largest = block_max(largest, scratch);
-    const float inverse = largest > 0.0f ? ACTIVATION_MAX / largest : 0.0f;
-    int total = 0;
-    for (int i = threadIdx.x; i < inputs; i += blockDim.x) {
-        const int a = __float2int_rn(row[i] * inverse);
-        const int top = (a + 128) >> 8;
-        high[i] = (i8)top;
-        low[i] = (i8)(a - (top << 8));
-        total += a;
-    }
-    total = block_sum(total, (int*)scratch);
-    if (threadIdx.x == 0) {
-        *scale = largest / ACTIVATION_MAX;
-        *sum = total;
-    }
+// Rotates 128 values of a row held by one warp and stores them with their largest magnitude: a product's input.
+__device__ __forceinline__ void store_rotated(float (&v)[4], const __half* suh, int at, float* row, float* peaks) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] *= __half2float(suh[at + i]);
+    hadamard128(v);
+    *(float4*)(row + at) = make_float4(v[0], v[1], v[2], v[3]);
+    const float peak = warp_max(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
+    if ((threadIdx.x & 31) == 0) peaks[at / ROTATION] = peak;
 }
 
 // One rotated output from its integer sums: scale * (k * (256 high + low - 510 sum) + rest * sum).
 __device__ __forceinline__ float dequantize(int high, int low, float scale, int sum) {
     const i64 centred = (i64)high * 256 + low - (i64)MUL1_CENTRE * sum;
     return scale * (MUL1_SCALE * (float)centred + MUL1_REST * (float)sum);
+}
+
+// What a product leaves behind: integer sums of its splits, to be rotated back by whoever needs them.
+struct Partial {
+    const int* values;   // [splits, pairs, 2, pitch]
+    const int* sums;     // [splits, pairs]
+    const float* scale;  // [pairs]
+    int splits, pairs, pitch;
+};
+
+// 128 outputs of one pair, four a lane, rotated back and scaled by svh [outputs].
+__device__ __forceinline__ void finish_block(float (&v)[4], const Partial& p, int pair, const __half* svh, int at) {
+    int4 high = make_int4(0, 0, 0, 0), low = high;
+    int sum = 0;
+    for (int s = 0; s < p.splits; s++) {
+        const size_t index = (size_t)s * p.pairs + pair;
+        const int* row = p.values + index * 2 * p.pitch + at;
+        const int4 h = *(const int4*)row, l = *(const int4*)(row + p.pitch);
+        sum += p.sums[index];
+        high.x += h.x; high.y += h.y; high.z += h.z; high.w += h.w;
+        low.x += l.x; low.y += l.y; low.z += l.z; low.w += l.w;
+    }
+    const float scale = p.scale[pair];
+    v[0] = dequantize(high.x, low.x, scale, sum);
+    v[1] = dequantize(high.y, low.y, scale, sum);
+    v[2] = dequantize(high.z, low.z, scale, sum);
+    v[3] = dequantize(high.w, low.w, scale, sum);
+    hadamard128(v);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] *= __half2float(svh[at + i]);
 }

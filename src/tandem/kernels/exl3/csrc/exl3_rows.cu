@@ -1,14 +1,22 @@
-// EXL3 (MUL1) products for few rows: rotate and quantize -> integer product -> rotate back.
+// EXL3 (MUL1) products of few rows: rotate -> integer product -> rotate back, the last in whoever reads it.
 //
 // A *pair* is one row meeting one matrix. Pairs of a matrix are consecutive and form a *job*; a dense linear
-// is one job whose pairs are the rows, experts are one job each. Every matrix of a launch has the same shape.
+// is one job whose pairs are the rows, experts are one job each. A launch may hold several *groups* (gate and
+// up, or two projections of one input): the same jobs over other matrices, with pairs of their own.
 //
-// Macros: BITS (1..8), TILES (n-tiles of 16 columns a block), WARPS, PASSES (8 pairs each; 1 or 2).
+// Macros: BITS_A, BITS_B (1..8; a matrix has one of the two), ROWS (1, 2, 4, 8, 16: most pairs of a job),
+// TILES (n-tiles of 16 columns a warp holds), WARPS, DEPTH (loads in flight).
 
 #include "exl3.cuh"
 
-#ifndef BITS
-#define BITS 3
+#ifndef BITS_A
+#define BITS_A 3
+#endif
+#ifndef BITS_B
+#define BITS_B BITS_A
+#endif
+#ifndef ROWS
+#define ROWS 1
 #endif
 #ifndef TILES
 #define TILES 4
@@ -16,40 +24,25 @@
 #ifndef WARPS
 #define WARPS 8
 #endif
-#ifndef PASSES
-#define PASSES 1
+#ifndef DEPTH
+#define DEPTH 2
 #endif
-#define PAIRS_PER_PASS 8
-#define MAX_PAIRS (PASSES * PAIRS_PER_PASS)
-#define WORDS (8 * BITS)  // 32-bit words of a tile
-#define THREE_WORDS (BITS >= 5)  // shift + 16 + 7 BITS can pass 64 bits
+#define PASSES ((ROWS + 7) / 8)
 
-// x fp32 [rows, inputs] -> high, low int8 [pairs, inputs], scale fp32 [pairs], sum int32 [pairs].
-// One block a pair; suh is fp16 [matrices, inputs].
-extern "C" __global__ void rotate_rows(const float* __restrict__ x, const __half* __restrict__ suh,
-                                       const int* __restrict__ pair_row, const int* __restrict__ pair_matrix,
-                                       const int* __restrict__ pair_count, i8* __restrict__ high,
-                                       i8* __restrict__ low, float* __restrict__ scale, int* __restrict__ sum,
-                                       int inputs) {
-    extern __shared__ __align__(16) float rotated[];
-    __shared__ float scratch[32];
-    const int pair = blockIdx.x;
-    if (pair >= *pair_count) return;
-    const float* row = x + (size_t)pair_row[pair] * inputs;
-    const __half* signs = suh + (size_t)pair_matrix[pair] * inputs;
-    const int lane = threadIdx.x & 31;
-    for (int block = threadIdx.x >> 5; block < inputs / ROTATION; block += blockDim.x >> 5) {
-        const int at = block * ROTATION + 4 * lane;
-        const float4 loaded = *(const float4*)(row + at);
-        float v[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) v[i] *= __half2float(signs[at + i]);
-        hadamard128(v);
-        *(float4*)(rotated + at) = make_float4(v[0], v[1], v[2], v[3]);
-    }
-    __syncthreads();
-    const size_t out = (size_t)pair * inputs;
-    quantize_row(rotated, inputs, high + out, low + out, scale + pair, sum + pair, scratch);
+// x fp32 [rows, inputs] -> rotated fp32 [groups, pairs, inputs], peaks fp32 [groups, pairs, inputs / 128].
+// suh fp16 [groups, matrices, inputs]. Grid: (pairs, ceil(inputs / 128 / warps of a block), groups).
+extern "C" __global__ void rotate_pairs(const float* __restrict__ x, const __half* __restrict__ suh,
+                                        const int* __restrict__ pair_row, const int* __restrict__ pair_matrix,
+                                        const int* __restrict__ pair_count, float* __restrict__ rotated,
+                                        float* __restrict__ peaks, int inputs, int matrices) {
+    const int pair = blockIdx.x, block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
+    if (pair >= *pair_count || block * ROTATION >= inputs) return;
+    const int at = block * ROTATION + 4 * (threadIdx.x & 31);
+    const float4 loaded = *(const float4*)(x + (size_t)pair_row[pair] * inputs + at);
+    float v[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+    const size_t out = (size_t)blockIdx.z * gridDim.x + pair;
+    store_rotated(v, suh + ((size_t)blockIdx.z * matrices + pair_matrix[pair]) * inputs, at, rotated + out * inputs,
+                  peaks + out * (inputs / ROTATION));
 }
 
 __device__ __forceinline__ void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -59,8 +52,8 @@ __device__ __forceinline__ void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3,
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The bytes of position p's codeword; a holds the lane's bits from its first window on, first bit on top.
-template <int P>
+// The bytes of position P's codeword; a holds the lane's bits from its first window on, first bit on top.
+template <int BITS, int P>
 __device__ __forceinline__ u32 codeword(const u32 (&a)[3]) {
     constexpr int word = (P * BITS) / 32, offset = (P * BITS) % 32;
     u32 window;
@@ -69,42 +62,173 @@ __device__ __forceinline__ u32 codeword(const u32 (&a)[3]) {
     return window * 0x83DCD12Du;
 }
 
-// trellis: address of each matrix's tiles, [inputs/16, outputs/16, WORDS] u32. job_start [jobs + 1] in pairs,
-// job_matrix [jobs]. partial: int32 [splits, pairs, 2, outputs], every element of live pairs is written.
-// Grid: (outputs / (16 TILES), splits, most jobs); WARPS warps, each takes every WARPS-th k-tile of its split.
-//
+// Rotated rows of a job -> two signed bytes a value in shared memory, for k-tiles [first, end).
+__device__ __forceinline__ void quantize_rows(i8* shared, int stride, const float* rotated, const float* peaks,
+                                              int pairs, int inputs, int first, int end, float* scale_out,
+                                              int* sums_out, bool publish) {
+    __shared__ float largest[ROWS];
+    __shared__ int total[ROWS];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, blocks = inputs / ROTATION;
+    for (int pair = warp; pair < pairs; pair += WARPS) {
+        float peak = 0.0f;
+        for (int i = lane; i < blocks; i += 32) peak = fmaxf(peak, peaks[(size_t)pair * blocks + i]);
+        peak = warp_max(peak);
+        if (lane == 0) {
+            largest[pair] = peak;
+            total[pair] = 0;
+        }
+    }
+    __syncthreads();
+    const int width = (end - first) * 16, pieces = (width + ROTATION - 1) / ROTATION;
+    for (int item = warp; item < ROWS * pieces; item += WARPS) {
+        const int pair = item / pieces, at = (item % pieces) * ROTATION + 4 * lane;
+        if (pair >= pairs) break;
+        int sum = 0;
+        if (at < width) {
+            const float inverse = largest[pair] > 0.0f ? ACTIVATION_MAX / largest[pair] : 0.0f;
+            const float4 v = *(const float4*)(rotated + (size_t)pair * inputs + first * 16 + at);
+            const int a[4] = {__float2int_rn(v.x * inverse), __float2int_rn(v.y * inverse),
+                              __float2int_rn(v.z * inverse), __float2int_rn(v.w * inverse)};
+            u32 high = 0, low = 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int top = (a[i] + 128) >> 8;
+                high |= (u32)(top & 255) << (8 * i);
+                low |= (u32)(a[i] & 255) << (8 * i);
+                sum += a[i];
+            }
+            *(u32*)(shared + (2 * pair) * stride + at) = high;
+            *(u32*)(shared + (2 * pair + 1) * stride + at) = low;
+        }
+        if (publish) {
+            sum = warp_sum(sum);
+            if (lane == 0) atomicAdd(&total[pair], sum);
+        }
+    }
+    __syncthreads();
+    if (publish && threadIdx.x < pairs) {
+        sums_out[threadIdx.x] = total[threadIdx.x];
+        scale_out[threadIdx.x] = largest[threadIdx.x] / ACTIVATION_MAX;
+    }
+}
+
 //   MMA row   0..7 high bytes of pairs 0..7,   8..15 low bytes of the same pairs
 //   MMA k     four times each input row: the four bytes of a codeword meet the same activation
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    product_rows(const unsigned long long* __restrict__ trellis, const i8* __restrict__ high,
-                 const i8* __restrict__ low, const int* __restrict__ job_start,
-                 const int* __restrict__ job_matrix, const int* __restrict__ job_count,
-                 int* __restrict__ partial, int inputs, int outputs, int pair_capacity) {
-    extern __shared__ __align__(16) i8 shared[];
-    const int job = blockIdx.z;
-    if (job >= *job_count) return;
+template <int BITS>
+__device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][2][4], const u32* matrix, const i8* shared,
+                                         int stride, int first, int end, int n_tiles, int n_tile) {
+    constexpr int WORDS = 8 * BITS;           // 32-bit words of a tile
+    constexpr bool three = BITS >= 5;         // shift + 16 + 7 BITS can pass 64 bits
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane & 3, r = lane >> 2;
-    const int k_tiles = inputs / 16, n_tiles = outputs / 16;
-    const int per_split = (k_tiles + gridDim.y - 1) / gridDim.y;
-    const int first = blockIdx.y * per_split, end = min(k_tiles, first + per_split);
-    const int width = (end - first) * 16, stride = per_split * 16 + 16;  // + 16: rows in different banks
-    const int pairs_begin = job_start[job];
-    const int pairs = min(job_start[job + 1] - pairs_begin, MAX_PAIRS);
-
-    for (int row = warp; row < 2 * MAX_PAIRS; row += WARPS) {
-        const int pair = row % MAX_PAIRS;
-        const i8* from = (row < MAX_PAIRS ? high : low) + (size_t)(pairs_begin + pair) * inputs + first * 16;
-        for (int i = lane * 16; i < width; i += 32 * 16)
-            *(int4*)(shared + row * stride + i) = pair < pairs ? *(const int4*)(from + i) : make_int4(0, 0, 0, 0);
-    }
-
     // Lane t owns positions 8 t .. 8 t + 7; its first window begins at bit 8 t BITS + BITS - 16 of the ring.
-    const int start = 8 * lane * BITS + BITS - 16;
-    const int shift = start & 31;
+    const int start = 8 * lane * BITS + BITS - 16, shift = start & 31;
     const int w0 = ((start >> 5) + WORDS) % WORDS, w1 = (w0 + 1) % WORDS, w2 = (w0 + 2) % WORDS;
-    const u32* tiles = (const u32*)trellis[job_matrix[job]] +
-                       ((size_t)(first + warp) * n_tiles + blockIdx.x * TILES) * WORDS;
     const size_t step = (size_t)WARPS * n_tiles * WORDS;
+    const u32* p0 = matrix + ((size_t)(first + warp) * n_tiles + n_tile) * WORDS + w0;
+    const u32* p1 = p0 + (w1 - w0);
+    const u32* p2 = p0 + (w2 - w0);
+    const int steps = (end - first - warp + WARPS - 1) / WARPS;
+
+    u32 next[DEPTH][TILES][three ? 3 : 2];
+    const auto load = [&](u32 (&to)[TILES][three ? 3 : 2]) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            to[i][0] = __ldg(p0 + i * WORDS);
+            to[i][1] = __ldg(p1 + i * WORDS);
+            if constexpr (three) to[i][2] = __ldg(p2 + i * WORDS);
+        }
+        p0 += step;
+        p1 += step;
+        if constexpr (three) p2 += step;
+    };
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++)
+        if (d < steps) load(next[d]);
+
+    const i8* rows[PASSES];
+    u32 live[PASSES];
+#pragma unroll
+    for (int p = 0; p < PASSES; p++) {
+        const int pair = p * 8 + r;
+        rows[p] = shared + 2 * min(pair, ROWS - 1) * stride + warp * 16 + 2 * q;
+        live[p] = pair < ROWS ? 0xffffffffu : 0u;
+    }
+    const auto compute = [&](u32 (&from)[TILES][three ? 3 : 2], bool more) {
+        u32 a[TILES][3];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            a[i][0] = __funnelshift_l(from[i][1], from[i][0], shift);
+            if constexpr (three) {
+                a[i][1] = __funnelshift_l(from[i][2], from[i][1], shift);
+                a[i][2] = from[i][2] << shift;
+            } else {
+                a[i][1] = from[i][1] << shift;
+                a[i][2] = 0;
+            }
+        }
+        if (more) load(from);
+        u32 A[PASSES][8];
+#pragma unroll
+        for (int p = 0; p < PASSES; p++) {
+            const u32 h0 = *(const u16*)rows[p] & live[p], h1 = *(const u16*)(rows[p] + 8) & live[p];
+            const u32 l0 = *(const u16*)(rows[p] + stride) & live[p];
+            const u32 l1 = *(const u16*)(rows[p] + stride + 8) & live[p];
+            A[p][0] = __byte_perm(h0, 0, 0x0000); A[p][1] = __byte_perm(l0, 0, 0x0000);
+            A[p][2] = __byte_perm(h0, 0, 0x1111); A[p][3] = __byte_perm(l0, 0, 0x1111);
+            A[p][4] = __byte_perm(h1, 0, 0x0000); A[p][5] = __byte_perm(l1, 0, 0x0000);
+            A[p][6] = __byte_perm(h1, 0, 0x1111); A[p][7] = __byte_perm(l1, 0, 0x1111);
+            rows[p] += WARPS * 16;
+        }
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            const u32 x0 = codeword<BITS, 0>(a[i]), x1 = codeword<BITS, 1>(a[i]), x2 = codeword<BITS, 2>(a[i]),
+                      x3 = codeword<BITS, 3>(a[i]), x4 = codeword<BITS, 4>(a[i]), x5 = codeword<BITS, 5>(a[i]),
+                      x6 = codeword<BITS, 6>(a[i]), x7 = codeword<BITS, 7>(a[i]);
+#pragma unroll
+            for (int p = 0; p < PASSES; p++) {
+                mma(acc[p][i][0], A[p][0], A[p][1], A[p][2], A[p][3], x0, x1);
+                mma(acc[p][i][1], A[p][0], A[p][1], A[p][2], A[p][3], x4, x5);
+                mma(acc[p][i][0], A[p][4], A[p][5], A[p][6], A[p][7], x2, x3);
+                mma(acc[p][i][1], A[p][4], A[p][5], A[p][6], A[p][7], x6, x7);
+            }
+        }
+    };
+    int done = 0;
+    for (; done + DEPTH <= steps; done += DEPTH) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) compute(next[d], done + d + DEPTH < steps);
+    }
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++)
+        if (done + d < steps) compute(next[d], false);
+}
+
+// trellis u64 [groups, matrices]: address of each matrix's tiles [inputs/16, outputs/16, 8 K] u32; bits and
+// outputs int32 [groups, matrices]. job_start [jobs + 1] in pairs, job_matrix [jobs], the same for all groups.
+// -> partial int32 [splits, groups * pairs, 2, pitch], sums [splits, groups * pairs], scale [groups * pairs].
+// Grid: (widest outputs / (16 TILES), splits, groups * most jobs); every WARPS-th k-tile of a split is a warp's.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    product_rows(const unsigned long long* __restrict__ trellis, const int* __restrict__ bits,
+                 const int* __restrict__ outputs_of, const float* __restrict__ rotated,
+                 const float* __restrict__ peaks, const int* __restrict__ job_start,
+                 const int* __restrict__ job_matrix, const int* __restrict__ job_count, int* __restrict__ partial,
+                 int* __restrict__ sums, float* __restrict__ scale, int inputs, int pitch, int matrices,
+                 int pair_capacity, int groups) {
+    extern __shared__ __align__(16) i8 shared[];
+    const int most_jobs = gridDim.z / groups, group = blockIdx.z / most_jobs, job = blockIdx.z % most_jobs;
+    if (job >= *job_count) return;
+    const int matrix = group * matrices + job_matrix[job];
+    const int outputs = outputs_of[matrix];
+    if (blockIdx.x * TILES * 16 >= outputs) return;
+    const int k_tiles = inputs / 16, per_split = (k_tiles + gridDim.y - 1) / gridDim.y;
+    const int first = blockIdx.y * per_split, end = min(k_tiles, first + per_split);
+    const int stride = per_split * 16 + 16;  // + 16: rows in different banks
+    const int pair = group * pair_capacity + job_start[job];
+    const int pairs = min(job_start[job + 1] - job_start[job], ROWS);
+    const size_t of_split = (size_t)blockIdx.y * groups * pair_capacity + pair;
+
+    quantize_rows(shared, stride, rotated + (size_t)pair * inputs, peaks + (size_t)pair * (inputs / ROTATION), pairs,
+                  inputs, first, end, scale + pair, sums + of_split, blockIdx.x == 0);
 
     int acc[PASSES][TILES][2][4];
 #pragma unroll
@@ -115,62 +239,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             for (int h = 0; h < 2; h++)
 #pragma unroll
                 for (int j = 0; j < 4; j++) acc[p][i][h][j] = 0;
+    const u32* tiles = (const u32*)trellis[matrix];
+    if (BITS_A == BITS_B || bits[matrix] == BITS_A)
+        multiply<BITS_A>(acc, tiles, shared, stride, first, end, outputs / 16, blockIdx.x * TILES);
+    else
+        multiply<BITS_B>(acc, tiles, shared, stride, first, end, outputs / 16, blockIdx.x * TILES);
 
-    u32 next[TILES][3];
-    const auto load = [&](const u32* at) {
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            next[i][0] = __ldg(at + i * WORDS + w0);
-            next[i][1] = __ldg(at + i * WORDS + w1);
-            next[i][2] = THREE_WORDS ? __ldg(at + i * WORDS + w2) : 0u;
-        }
-    };
-    if (first + warp < end) load(tiles);
-    __syncthreads();
-
-    for (int tile = first + warp; tile < end; tile += WARPS) {
-        u32 a[TILES][3];
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            a[i][0] = __funnelshift_l(next[i][1], next[i][0], shift);
-            a[i][1] = __funnelshift_l(next[i][2], next[i][1], shift);
-            a[i][2] = THREE_WORDS ? next[i][2] << shift : 0u;
-        }
-        tiles += step;
-        if (tile + WARPS < end) load(tiles);
-        const i8* activations = shared + (tile - first) * 16 + 2 * q;
-        u32 A[PASSES][8];
-#pragma unroll
-        for (int p = 0; p < PASSES; p++) {
-            const i8* at_high = activations + (p * PAIRS_PER_PASS + r) * stride;
-            const i8* at_low = at_high + MAX_PAIRS * stride;
-            const u32 h0 = *(const u16*)at_high, h1 = *(const u16*)(at_high + 8);
-            const u32 l0 = *(const u16*)at_low, l1 = *(const u16*)(at_low + 8);
-            A[p][0] = __byte_perm(h0, 0, 0x0000); A[p][1] = __byte_perm(l0, 0, 0x0000);
-            A[p][2] = __byte_perm(h0, 0, 0x1111); A[p][3] = __byte_perm(l0, 0, 0x1111);
-            A[p][4] = __byte_perm(h1, 0, 0x0000); A[p][5] = __byte_perm(l1, 0, 0x0000);
-            A[p][6] = __byte_perm(h1, 0, 0x1111); A[p][7] = __byte_perm(l1, 0, 0x1111);
-        }
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            const u32 x0 = codeword<0>(a[i]), x1 = codeword<1>(a[i]), x2 = codeword<2>(a[i]),
-                      x3 = codeword<3>(a[i]), x4 = codeword<4>(a[i]), x5 = codeword<5>(a[i]),
-                      x6 = codeword<6>(a[i]), x7 = codeword<7>(a[i]);
-#pragma unroll
-            for (int p = 0; p < PASSES; p++) {
-                mma(acc[p][i][0], A[p][0], A[p][1], A[p][2], A[p][3], x0, x1);
-                mma(acc[p][i][1], A[p][0], A[p][1], A[p][2], A[p][3], x4, x5);
-                mma(acc[p][i][0], A[p][4], A[p][5], A[p][6], A[p][7], x2, x3);
-                mma(acc[p][i][1], A[p][4], A[p][5], A[p][6], A[p][7], x6, x7);
-            }
-        }
-    }
-
-    // Sums over the warps: integers, so any order gives the same.
+    // Sums over the warps: integers, so any order gives the same. Rows past `pairs` held stale bytes: dropped.
     constexpr int columns = TILES * 16;
+    const int q = threadIdx.x & 3, r = (threadIdx.x & 31) >> 2;
     __syncthreads();
-    int* sums = (int*)shared;
-    for (int i = threadIdx.x; i < 2 * MAX_PAIRS * columns; i += WARPS * 32) sums[i] = 0;
+    int* totals = (int*)shared;
+    for (int i = threadIdx.x; i < 2 * pairs * columns; i += WARPS * 32) totals[i] = 0;
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < PASSES; p++)
@@ -178,9 +258,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         for (int i = 0; i < TILES; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int column = i * 16 + h * 8 + 2 * q, pair = p * PAIRS_PER_PASS + r;
-                if (pair < pairs) {
-                    int* at = sums + (pair * 2) * columns + column;
+                const int column = i * 16 + h * 8 + 2 * q, row = p * 8 + r;
+                if (row < pairs) {
+                    int* at = totals + row * 2 * columns + column;
                     atomicAdd(at, acc[p][i][h][0]);
                     atomicAdd(at + 1, acc[p][i][h][1]);
                     atomicAdd(at + columns, acc[p][i][h][2]);
@@ -188,105 +268,46 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 }
             }
     __syncthreads();
-    for (int i = threadIdx.x; i < pairs * 2 * columns; i += WARPS * 32) {
-        const size_t row = ((size_t)blockIdx.y * pair_capacity + pairs_begin) * 2 + i / columns;
-        partial[row * outputs + blockIdx.x * columns + i % columns] = sums[i];
-    }
+    for (int i = threadIdx.x; i < pairs * 2 * columns; i += WARPS * 32)
+        partial[(of_split * 2 + i / columns) * pitch + blockIdx.x * columns + i % columns] = totals[i];
 }
 
-// Rotated output of one pair: a warp holds 128 columns, four a lane.
-__device__ __forceinline__ void finish_block(float (&v)[4], const int* __restrict__ partial,
-                                             const __half* __restrict__ svh, int splits, int pair_capacity,
-                                             int pair, int at, int outputs, float scale, int sum) {
-    int4 high = make_int4(0, 0, 0, 0), low = high;
-    for (int s = 0; s < splits; s++) {
-        const int* row = partial + (((size_t)s * pair_capacity + pair) * 2) * outputs + at;
-        const int4 h = *(const int4*)row, l = *(const int4*)(row + outputs);
-        high.x += h.x; high.y += h.y; high.z += h.z; high.w += h.w;
-        low.x += l.x; low.y += l.y; low.z += l.z; low.w += l.w;
-    }
-    v[0] = dequantize(high.x, low.x, scale, sum);
-    v[1] = dequantize(high.y, low.y, scale, sum);
-    v[2] = dequantize(high.z, low.z, scale, sum);
-    v[3] = dequantize(high.w, low.w, scale, sum);
-    hadamard128(v);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] *= __half2float(svh[at + i]);
-}
-
-// partial -> y fp32 [pairs, outputs]. Grid: (pairs, ceil(outputs / (128 warps of a block))).
-extern "C" __global__ void finish_rows(const int* __restrict__ partial, const __half* __restrict__ svh,
+// One group's pairs -> y fp32 [pairs, outputs]. Grid: (pairs, ceil(outputs / 128 / warps of a block)).
+extern "C" __global__ void finish_rows(const int* __restrict__ values, const int* __restrict__ sums,
+                                       const float* __restrict__ scale, const __half* __restrict__ svh,
                                        const int* __restrict__ pair_matrix, const int* __restrict__ pair_count,
-                                       const float* __restrict__ scale, const int* __restrict__ sum,
-                                       float* __restrict__ y, int outputs, int splits, int pair_capacity) {
-    const int pair = blockIdx.x;
-    if (pair >= *pair_count) return;
-    const int block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
-    if (block * ROTATION >= outputs) return;
+                                       float* __restrict__ y, int outputs, int pitch, int splits, int pairs,
+                                       int first_pair) {
+    const int pair = blockIdx.x, block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
+    if (pair >= *pair_count || block * ROTATION >= outputs) return;
     const int at = block * ROTATION + 4 * (threadIdx.x & 31);
+    const Partial partial = {values, sums, scale, splits, pairs, pitch};
     float v[4];
-    finish_block(v, partial, svh + (size_t)pair_matrix[pair] * outputs, splits, pair_capacity, pair, at, outputs,
-                 scale[pair], sum[pair]);
+    finish_block(v, partial, first_pair + pair, svh + (size_t)pair_matrix[pair] * outputs, at);
     *(float4*)(y + (size_t)pair * outputs + at) = make_float4(v[0], v[1], v[2], v[3]);
 }
 
-// Gate and up of an expert -> its down projection's input: silu(min(gate, limit)) * clamp(up, ±limit), times
-// suh, rotated and quantized. One block a pair; the intermediate row stays in shared memory.
-extern "C" __global__ void finish_gate_up(const int* __restrict__ gate, const int* __restrict__ up,
-                                          const __half* __restrict__ gate_svh, const __half* __restrict__ up_svh,
+// Gate (group 0) and up (group 1) -> the down projection's input: silu(min(gate, limit)) * clamp(up, ±limit),
+// times suh, rotated. svh fp16 [2, matrices, width]. Grid: (pairs, ceil(width / 128 / warps of a block)).
+extern "C" __global__ void finish_gate_up(const int* __restrict__ values, const int* __restrict__ sums,
+                                          const float* __restrict__ scale, const __half* __restrict__ svh,
                                           const __half* __restrict__ down_suh,
                                           const int* __restrict__ pair_matrix,
-                                          const int* __restrict__ pair_count,
-                                          const float* __restrict__ gate_scale, const int* __restrict__ gate_sum,
-                                          const float* __restrict__ up_scale, const int* __restrict__ up_sum,
-                                          i8* __restrict__ high, i8* __restrict__ low, float* __restrict__ scale,
-                                          int* __restrict__ sum, int intermediate, int splits, int pair_capacity,
+                                          const int* __restrict__ pair_count, float* __restrict__ rotated,
+                                          float* __restrict__ peaks, int width, int pitch, int matrices, int splits,
                                           float limit) {
-    extern __shared__ __align__(16) float rotated[];
-    __shared__ float scratch[32];
-    const int pair = blockIdx.x;
-    if (pair >= *pair_count) return;
-    const size_t matrix = (size_t)pair_matrix[pair] * intermediate;
-    for (int block = threadIdx.x >> 5; block < intermediate / ROTATION; block += blockDim.x >> 5) {
-        const int at = block * ROTATION + 4 * (threadIdx.x & 31);
-        float g[4], u[4];
-        finish_block(g, gate, gate_svh + matrix, splits, pair_capacity, pair, at, intermediate, gate_scale[pair],
-                     gate_sum[pair]);
-        finish_block(u, up, up_svh + matrix, splits, pair_capacity, pair, at, intermediate, up_scale[pair],
-                     up_sum[pair]);
+    const int pair = blockIdx.x, block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
+    if (pair >= *pair_count || block * ROTATION >= width) return;
+    const int at = block * ROTATION + 4 * (threadIdx.x & 31), matrix = pair_matrix[pair];
+    const Partial partial = {values, sums, scale, splits, 2 * (int)gridDim.x, pitch};
+    float g[4], u[4];
+    finish_block(g, partial, pair, svh + (size_t)matrix * width, at);
+    finish_block(u, partial, gridDim.x + pair, svh + ((size_t)matrices + matrix) * width, at);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float a = fminf(g[i], limit), b = fminf(fmaxf(u[i], -limit), limit);
-            g[i] = a / (1.0f + expf(-a)) * b * __half2float(down_suh[matrix + at + i]);
-        }
-        hadamard128(g);
-        *(float4*)(rotated + at) = make_float4(g[0], g[1], g[2], g[3]);
+    for (int i = 0; i < 4; i++) {
+        const float a = fminf(g[i], limit), b = fminf(fmaxf(u[i], -limit), limit);
+        g[i] = a / (1.0f + expf(-a)) * b;
     }
-    __syncthreads();
-    const size_t out = (size_t)pair * intermediate;
-    quantize_row(rotated, intermediate, high + out, low + out, scale + pair, sum + pair, scratch);
-}
-
-// y fp32 [rows, outputs] = sum over a row's experts, in the order of its choices, of weight * down output.
-// row_pair int32 [rows, choices] and row_weight fp32 [rows, choices]; grid: (rows, blocks of 128 columns).
-extern "C" __global__ void finish_down(const int* __restrict__ partial, const __half* __restrict__ svh,
-                                       const int* __restrict__ pair_matrix, const int* __restrict__ row_pair,
-                                       const float* __restrict__ row_weight, const float* __restrict__ scale,
-                                       const int* __restrict__ sum, float* __restrict__ y, int choices,
-                                       int outputs, int splits, int pair_capacity) {
-    const int row = blockIdx.x;
-    const int block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
-    if (block * ROTATION >= outputs) return;
-    const int at = block * ROTATION + 4 * (threadIdx.x & 31);
-    float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int choice = 0; choice < choices; choice++) {
-        const int pair = row_pair[row * choices + choice];
-        const float weight = row_weight[row * choices + choice];
-        float v[4];
-        finish_block(v, partial, svh + (size_t)pair_matrix[pair] * outputs, splits, pair_capacity, pair, at,
-                     outputs, scale[pair], sum[pair]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) total[i] = fmaf(weight, v[i], total[i]);
-    }
-    *(float4*)(y + (size_t)row * outputs + at) = make_float4(total[0], total[1], total[2], total[3]);
+    store_rotated(g, down_suh + (size_t)matrix * width, at, rotated + (size_t)pair * width,
+                  peaks + (size_t)pair * (width / ROTATION));
 }
