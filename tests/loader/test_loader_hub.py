@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tandem.core.errors import DownloadError, ModelNotFoundError, ModelUnsupport
 from tandem.core.progress import Silent
 from tandem.core.settings import Environment, read_environment
 from tandem.loader.checkpoint import open_checkpoint
-from tandem.loader.hub import HubOptions, ensure_hub_model
+from tandem.loader.hub import HubOptions, ensure_hub_model, reported_by_hub
 from tandem.loader.resolve import resolve_model
 from tandem.loader.safetensors import SafetensorsSource
 from tandem.loader.store import find_stored, list_stored, pull_model, remove_model, verify_model
@@ -202,3 +203,36 @@ def test_a_flipped_bit_and_a_cut_file_are_found(http: FakeHttp, tmp_path: Path) 
 def test_resolve_takes_hub_names(http: FakeHttp, tmp_path: Path) -> None:
     location = resolve_model(f"{REPOSITORY}@main", environment(http, tmp_path), Silent())
     assert (location.kind, location.name) == ("folder", "tiny-model")
+
+
+class Recorder:
+    """A ProgressSink that keeps the books."""
+
+    def __init__(self) -> None:
+        self.total = self.done = self.finished = 0
+
+    def start(self, label: str, total_bytes: int, done_bytes: int = 0) -> None:
+        self.total, self.done = total_bytes, done_bytes
+
+    def advance(self, count_bytes: int) -> None:
+        self.done += count_bytes
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_progress_adds_up_to_the_files_wanted(http: FakeHttp, tmp_path: Path) -> None:
+    progress = Recorder()
+    ensure_hub_model(REPOSITORY, None, HubOptions(tmp_path / "hub", http.url, False, progress))
+    assert progress.total == len(CONFIG) + len(WEIGHTS) + len(b"{}")
+    assert (progress.done, progress.finished) == (progress.total, 1)
+
+
+def test_a_full_disk_midway_is_a_clean_error() -> None:
+    from huggingface_hub import HfApi
+
+    with (
+        pytest.raises(DownloadError, match=r"The disk is full while downloading a/b@main.*again to resume"),
+        reported_by_hub("a/b", "main", HfApi()),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -69,7 +69,7 @@ def ensure_hub_model(repository: str, revision: str | None, options: HubOptions)
     from huggingface_hub import HfApi, snapshot_download
 
     api = HfApi(endpoint=options.endpoint)
-    with _reported(repository, wanted, api):
+    with reported_by_hub(repository, wanted, api):
         try:
             info = api.model_info(repository, revision=wanted, files_metadata=True)
         except _transport_error() as error:
@@ -152,7 +152,7 @@ def _branches(repository: str, api: HfApi) -> list[str]:
 
 
 @contextmanager
-def _reported(repository: str, revision: str, api: HfApi) -> Iterator[None]:
+def reported_by_hub(repository: str, revision: str, api: HfApi) -> Iterator[None]:
     """Turn huggingface_hub's errors into ours."""
     from huggingface_hub.errors import (
         GatedRepoError,
