@@ -77,44 +77,68 @@ class Column:
         mask[self.member_of_entry[hits]] = True
         return mask
 
-    def select(self, members: Bools) -> Selection:
-        """The entries of the given members (bool per member)."""
+    def select(self, base: Base) -> Selection:
+        """The entries of a base's members."""
+        if base.index is None:
+            if self.member_of_entry is None:
+                return Selection(self, self.members.record, self.codes)
+            return Selection(self, self.members.record[self.member_of_entry], self.codes)
         if self.member_of_entry is None:
-            index = np.flatnonzero(members)
-            return Selection(self, self.members.record[index], self.codes[index])
-        entry = np.flatnonzero(members[self.member_of_entry])
+            return Selection(self, base.record, self.codes[base.index])
+        entry = np.flatnonzero(base.mask[self.member_of_entry])
         return Selection(self, self.members.record[self.member_of_entry[entry]], self.codes[entry])
 
 
-@dataclass(frozen=True, slots=True)
+class Base:
+    """Some members of a group, in the forms that columns need: a mask, positions, and their records."""
+
+    def __init__(self, members: Members, mask: Bools) -> None:
+        self.mask = mask
+        self.index = None if mask.all() else np.flatnonzero(mask)
+        """None for all members."""
+        self.record = members.record if self.index is None else members.record[self.index]
+        self.records = count_runs(self.record)
+        """Distinct records."""
+
+
+def count_runs(ascending: Ints) -> int:
+    """Distinct numbers in an ascending array."""
+    return int(np.count_nonzero(ascending[1:] != ascending[:-1])) + min(len(ascending), 1)
+
+
 class Selection:
     """Some entries of a column: ``record`` (ascending) and ``code`` of each."""
 
-    column: Column
-    record: Ints
-    code: Ints
-
-    def entries(self) -> Ints:
+    def __init__(self, column: Column, record: Ints, code: Ints) -> None:
+        self._column = column
+        self._record = record
+        self._code = code
+        self.entries: Ints = np.bincount(code, minlength=column.code_count)
         """Entries per code. A record with several members may have several entries of one code."""
-        return np.bincount(self.code, minlength=self.column.code_count)
 
     def counts(self) -> Ints:
         """Distinct records per code."""
-        codes, records = self.column.code_count, self.column.members.records
-        if self.column.members.one_each:  # a member never repeats a value
-            return self.entries()
-        pair = self.record * codes + self.code
+        codes, records = self._column.code_count, self._column.members.records
+        if self._column.members.one_each:  # a member never repeats a value
+            return self.entries
+        place = self._code * records + self._record
         if records * codes > _TABLE_LIMIT:
-            return np.bincount(np.unique(pair) % codes, minlength=codes)
-        table = np.zeros((records, codes), dtype=np.bool_)
-        table.reshape(-1)[pair] = True
-        by_code: Ints = table.sum(axis=0, dtype=np.int64)
-        return by_code
+            return np.bincount(np.unique(place) // records, minlength=codes)
+        table = np.zeros((codes, records), dtype=np.bool_)
+        table.reshape(-1)[place] = True
+        return np.asarray([np.count_nonzero(row) for row in table], dtype=np.int64)
 
     def count(self, accepted: Bools) -> int:
         """Distinct records with an entry of any accepted code (bool per code)."""
-        record = self.record[accepted[self.code]]
-        return int(np.count_nonzero(record[1:] != record[:-1])) + min(len(record), 1)
+        if self._column.members.one_each and self._column.member_of_entry is None:
+            return int(self.entries[accepted].sum())
+        return count_runs(self._record[accepted[self._code]])
+
+    def count_code(self, code: int) -> int:
+        """Distinct records with an entry of one code."""
+        if self._column.members.one_each or not self.entries[code]:
+            return int(self.entries[code])
+        return count_runs(self._record[self._code == code])
 
 
 class ColumnBuilder:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tandem.recipes.buckets import date_ranges, number_ranges, top_codes
-from tandem.recipes.columns import ABSENT, FIRST, NONE, Column, Ints, accept
+from tandem.recipes.columns import ABSENT, FIRST, NONE, Column, Ints
 from tandem.recipes.facets import BY_KEY, Facet
 from tandem.recipes.index import CatalogueIndex
 from tandem.recipes.matching import Matching
@@ -131,7 +131,7 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
         codes = _codes(matching, facet, counts, label, limit)
         terms = {value_term(column.values[code - FIRST]).text: int(counts[code]) for code in codes}
     else:
-        counts = selected.entries()
+        counts = selected.entries
         if facet.kind == "number":
             ranges = number_ranges(column.spans, counts[FIRST:])
         else:
@@ -143,12 +143,12 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
     listed |= {text: count(term) for text, term in chosen.items() if term.word is None and text not in listed}
     if "~other" in chosen or (truncated and limit is None and facet.key not in query.find):
         listed["~other"] = selected.count(matching.others(facet))
-    listed["~na"] = selected.count(accept(column.code_count, [ABSENT]))
-    listed["~none"] = unknown = selected.count(accept(column.code_count, [NONE]))
+    listed["~na"] = selected.count_code(ABSENT)
+    listed["~none"] = unknown = selected.count_code(NONE)
     toggles = Toggles(query, facet.key)
     return FacetView(
         facet=facet,
-        total=int(np.count_nonzero(matching.grain.members[facet.group].any_of(base))),
+        total=base.records,
         unknown=unknown,
         distinct=distinct,
         truncated=truncated,

@@ -11,6 +11,7 @@ from tandem.recipes.profiles import default_profile, effective_profile
 from tandem.recipes.register import ModelEntry
 from tandem.recipes.schema import Profile, Recipe
 from tandem.recipes.status import Standing, number_standing
+from tandem.recipes.terms import MAX_TERM_CHARACTERS
 from tandem.recipes.values import Stated
 
 Summary = dict[str, object]
@@ -44,10 +45,16 @@ def fact_sheet(recipe: Recipe, model: ModelEntry, standing: Standing, origin: st
 
 def _term(field: Stated[str]) -> Cell:
     return Cell(
-        values=() if field.value is None else (str(field.value),),
-        possible=tuple(str(value) for value in field.stated_candidates),
+        values=() if field.value is None else (_id(str(field.value)),),
+        possible=tuple(_id(str(value)) for value in field.stated_candidates),
         not_applicable=field.basis == "not_applicable",
     )
+
+
+def _id(value: str) -> str:
+    """A value as it is filtered by: one line, printable, not too long for an address."""
+    line = "".join(character if character.isprintable() else " " for character in value)
+    return " ".join(line.split())[:MAX_TERM_CHARACTERS] or "(blank)"
 
 
 def _number(field: Stated[float]) -> Cell:
@@ -60,8 +67,8 @@ def _number(field: Stated[float]) -> Cell:
 
 def _terms(values: list[str | None], possible: list[str] | None = None) -> Cell:
     return Cell(
-        tuple(dict.fromkeys(value for value in values if value is not None)),
-        tuple(dict.fromkeys(possible or ())),
+        tuple(dict.fromkeys(_id(value) for value in values if value is not None)),
+        tuple(dict.fromkeys(map(_id, possible or ()))),
     )
 
 

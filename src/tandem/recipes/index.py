@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandem.recipes.columns import Column, ColumnBuilder, Ints, Members, TableColumn
+from tandem.recipes.columns import FIRST, Base, Column, ColumnBuilder, Ints, Members, TableColumn
 from tandem.recipes.facets import BY_KEY, FACETS, METRIC_GROUPS, Cell, Cells, Facet, Grain, Group
 from tandem.recipes.store import Store
 
@@ -40,20 +40,26 @@ class GrainIndex:
         """A column that is not kept, such as a computed one."""
         return column.arrange(self._rows[facet.group], self.members[facet.group])
 
+    @staticmethod
+    def every(members: Members) -> Base:
+        return Base(members, np.ones(len(members.record), dtype=np.bool_))
+
     def frequencies(self, key: str, column: Column, possible: bool) -> Ints:
         """Records per code over the whole grain."""
         held = self._frequencies.get((key, possible))
         if held is None:
-            held = column.select(np.ones(len(column.members.record), dtype=np.bool_)).counts()
+            held = column.select(self.every(column.members)).counts()
             self._frequencies[key, possible] = held
         return held
 
     def order(self, key: str, descending: bool, possible: bool) -> Ints:
         """All records in the order of a facet; those without a value come last, ties by ordinal."""
         column = self.column(BY_KEY[key], possible)
-        every = column.select(np.ones(len(column.members.record), dtype=np.bool_))
-        record, code = every.record, every.code
-        stated = code >= 2
+        code = column.codes
+        record = column.members.record
+        if column.member_of_entry is not None:
+            record = record[column.member_of_entry]
+        stated = code >= FIRST
         worst = column.code_count + 1
         if descending:
             best = np.full(self.records, -1, dtype=np.int64)

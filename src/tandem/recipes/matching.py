@@ -7,7 +7,7 @@ from bisect import bisect_left
 import numpy as np
 
 from tandem.recipes.buckets import top_codes
-from tandem.recipes.columns import ABSENT, FIRST, NONE, Bools, Column, Ints, accept
+from tandem.recipes.columns import ABSENT, FIRST, NONE, Base, Bools, Column, Ints, accept
 from tandem.recipes.facets import Facet, Group, facets_of
 from tandem.recipes.index import CatalogueIndex
 from tandem.recipes.query import Query
@@ -32,6 +32,7 @@ class Matching:
         self._by_key = {facet.key: facet for facet in self.facets}
         self._searched = self._found_records(index, found)
         self._masks: dict[str, Bools] = {}
+        self._bases: dict[tuple[Group, str | None], Base] = {}
         for key in query.filters:
             self._masks[key] = self._filter_mask(key)
 
@@ -50,17 +51,24 @@ class Matching:
                 matched = matched & self.grain.members[group].any_of(members)
         return matched
 
-    def base(self, facet: Facet) -> Bools:
-        """Bool per member of the facet's group."""
+    def base(self, facet: Facet) -> Base:
+        """The members of the facet's group to count it on; shared by facets without a filter of their own."""
+        key = facet.key if facet.key in self._masks else None
+        held = self._bases.get((facet.group, key))
+        if held is None:
+            held = self._bases[facet.group, key] = self._base(facet.group, key)
+        return held
+
+    def _base(self, own: Group, without: str | None) -> Base:
         matched = self._searched
         for group in self.grain.members:
-            members = None if group == facet.group else self._group_mask(group)
-            if members is not None:
-                matched = matched & self.grain.members[group].any_of(members)
-        own = self.grain.members[facet.group]
-        base = matched if own.one_each else matched[own.record]
-        filtered = self._group_mask(facet.group, without=facet.key)
-        return base if filtered is None else base & filtered
+            found = None if group == own else self._group_mask(group)
+            if found is not None:
+                matched = matched & self.grain.members[group].any_of(found)
+        members = self.grain.members[own]
+        mask = matched if members.one_each else matched[members.record]
+        filtered = self._group_mask(own, without=without)
+        return Base(members, mask if filtered is None else mask & filtered)
 
     def frequent(self, facet: Facet) -> list[int]:
         """Codes of the catalogue's ``top`` most frequent values, whatever else is filtered."""

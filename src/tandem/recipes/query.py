@@ -270,7 +270,7 @@ def _search(param: str, text: str) -> str:
     text = " ".join(text.split())
     if len(text) > MAX_SEARCH_CHARACTERS:
         raise QueryError(param, f"more than {MAX_SEARCH_CHARACTERS} characters")
-    if any(ord(character) < 32 for character in text):
+    if not text.isprintable():
         raise QueryError(param, "control characters")
     return text
 

@@ -14,6 +14,14 @@ class QueryError(UserError):
         super().__init__(f"{param}: {problem}", remedy=remedy)
 
 
+class UnknownFacetError(UserError):
+    """No facet has this key; HTTP answers 404."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"No facet {key[:80]!r}", remedy="tandem recipes facets lists them")
+
+
 class UnknownRecipeError(UserError):
     """No recipe has this id; HTTP answers 404."""
 

@@ -62,7 +62,7 @@ def parse_term(facet: Facet, text: str) -> Term:
     """Raises QueryError for a term that the facet cannot have."""
     if len(text) > MAX_TERM_CHARACTERS:
         raise QueryError(facet.key, f"a value of more than {MAX_TERM_CHARACTERS} characters")
-    if any(ord(character) < 32 for character in text):
+    if not text.isprintable():
         raise QueryError(facet.key, "a value with control characters")
     if text.startswith("~") and not text.startswith("~~"):
         if text[1:] not in WORDS:

@@ -142,7 +142,7 @@ _WORDS = "~none|~na"
 def query_parameters() -> list[dict[str, Any]]:
     """OpenAPI's description of every parameter of a drilldown."""
     plain = [
-        _parameter("q", {"type": "string", "maxLength": 200, "pattern": "^[ -~]*$"}, "Search."),
+        _parameter("q", {"type": "string", "maxLength": 200, "pattern": r"^[^\x00-\x1f\x7f]*$"}, "Search."),
         _parameter("grain", {"enum": ["recipe", "profile", "measurement"]}, "What a row is."),
         _parameter(
             "hw", {"type": "string", "pattern": r"^([1-8]x)?[1-9][0-9]{0,2}gib$"}, "Your cards: 2x64gib."
@@ -177,7 +177,7 @@ def _facet_parameters(facet: Facet) -> list[dict[str, Any]]:
             "type": "string",
             "minLength": 1,
             "maxLength": MAX_TERM_CHARACTERS,
-            "pattern": "^[!-}][ -}]*$",
+            "pattern": "^[!-}][ -~]*$",
         }
     values = {"type": "array", "items": item, "maxItems": 20}
     unit = f" ({facet.unit})" if facet.unit else ""
@@ -188,7 +188,7 @@ def _facet_parameters(facet: Facet) -> list[dict[str, Any]]:
     if facet.multi:
         parameters.append(_parameter(f"{facet.key}.all", values, f"{facet.label}: all of these."))
     if facet.kind == "term":
-        text = {"type": "string", "maxLength": 200, "pattern": "^[ -~]*$"}
+        text = {"type": "string", "maxLength": 200, "pattern": r"^[^\x00-\x1f\x7f]*$"}
         parameters.append(
             _parameter(FIND + facet.key, text, f"List values of {facet.label} that hold this text.")
         )
@@ -197,3 +197,8 @@ def _facet_parameters(facet: Facet) -> list[dict[str, Any]]:
 
 def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
+
+
+HARDWARE = _parameter(
+    "hw", {"type": "string", "pattern": r"^([1-8]x)?[1-9][0-9]{0,2}gib$"}, "Your cards: 2x64gib."
+)

@@ -15,7 +15,7 @@ from tandem.core.errors import UserError
 from tandem.recipes.catalogue import Catalogue
 from tandem.recipes.facets import LABELS
 from tandem.recipes.query import Query
-from tandem.recipes.query_error import QueryError, UnknownRecipeError
+from tandem.recipes.query_error import QueryError, UnknownFacetError, UnknownRecipeError
 from tandem.recipes.values import plain_text
 from tandem.server.recipes_web import pages
 from tandem.server.recipes_web.answers import ErrorAnswer, ErrorDetail
@@ -70,6 +70,8 @@ class Responder:
             return answer()
         except UnknownRecipeError as error:
             return self._error(404, str(error), "recipe_id", "not_found")
+        except UnknownFacetError as error:
+            return self._error(404, str(error), "key", "not_found")
         except QueryError as error:
             return self._error(400, str(error), error.param, "bad_query")
         except UserError as error:

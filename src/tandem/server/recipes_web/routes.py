@@ -14,9 +14,10 @@ from tandem import __version__
 from tandem.recipes import export
 from tandem.recipes.catalogue import Catalogue
 from tandem.recipes.compare import Side, compare, scatter_points
+from tandem.recipes.facets import BY_KEY as FACET_KEYS
 from tandem.recipes.fit import Hardware, parse_hardware
 from tandem.recipes.query import Query
-from tandem.recipes.query_error import QueryError
+from tandem.recipes.query_error import QueryError, UnknownFacetError
 from tandem.recipes.terms import value_term
 from tandem.server.recipes_web import answers, pages
 from tandem.server.recipes_web.infobox import infobox
@@ -58,7 +59,13 @@ def recipes_router(catalogue: Catalogue, *, home: str | None = "/") -> APIRouter
     described: tuple[tuple[str, Any, Any, str, dict[str, Any]], ...] = (
         (".json", data.drilldown, answers.DrilldownAnswer, "Drill the catalogue", drilldown),
         ("/-/facets/{key}.json", data.facet, answers.FacetAnswer, "All values of one facet", drilldown),
-        ("/{recipe_id}.json", data.recipe, answers.RecipeAnswer, "One recipe", {}),
+        (
+            "/{recipe_id}.json",
+            data.recipe,
+            answers.RecipeAnswer,
+            "One recipe",
+            {"openapi_extra": {"parameters": [answers.HARDWARE]}},
+        ),
     )
     for path, endpoint, model, summary, more in described:
         router.add_api_route(
@@ -225,6 +232,8 @@ class _Data:
 
     def facet(self, request: Request, key: str) -> Response:
         def answer() -> Response:
+            if key not in FACET_KEYS:
+                raise UnknownFacetError(key)
             query = self._respond.query(request)
             view = self._catalogue.facet(query, key, _ALL_VALUES)
             return self._respond.json(
@@ -233,7 +242,7 @@ class _Data:
 
         return self._respond.data(answer)
 
-    def recipe(self, request: Request, recipe_id: str, hw: str | None = None) -> Response:
+    def recipe(self, request: Request, recipe_id: str) -> Response:
         def answer() -> Response:
             hardware = _only_hardware(request)
             entry = self._catalogue.entry(recipe_id)
