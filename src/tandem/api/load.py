@@ -19,7 +19,7 @@ from tandem.core.errors import ModelDamagedError, ModelNotFoundError, ServeError
 from tandem.core.log import get_logger
 from tandem.core.machine import available_memory_bytes, usable_processors
 from tandem.core.options import LoadOptions
-from tandem.core.plan import ModelFootprint, Plan, format_bytes
+from tandem.core.plan import GIB, ModelFootprint, Plan, format_bytes
 from tandem.core.progress import ProgressSink
 from tandem.core.settings import Environment
 from tandem.loader.base import TensorSource
@@ -42,6 +42,9 @@ CPU_CHUNK_TOKENS = 128
 """On two cores a 128-row fp32 product reaches 87 % of the 1,024-row rate, and a repeated prompt recomputes at
 most 128 tokens (measured 2026-11-30; benchmarks/results)."""
 DEFAULT_CACHE_FORMAT = "fp32"
+STATE_CHECKPOINT_BYTES = GIB
+"""Host memory for checkpoints of recurrent state: seven of GLM-5.3-Flash's 142 MiB."""
+MAX_STATE_CHECKPOINTS = 256
 CPU_RUNTIME_BYTES = 0
 """A virtual card counts what its stage allocates; the process's own libraries belong to no card."""
 
@@ -186,6 +189,7 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
         plan,
         residual_width=prepared.spec.residual_width,
         vocab_size=prepared.spec.vocab_size,
+        state_checkpoints=state_checkpoints(prepared.footprint, options),
         threads=threads,
     )
     service.report(LoadState("loading", 0.97, "compiling kernels and checking first steps"))
@@ -194,7 +198,7 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
     except BaseException:
         engine.shutdown()
         raise
-    scheduler = Scheduler(engine, scheduler_config(options))
+    scheduler = Scheduler(engine, scheduler_config(options, prepared.footprint))
     weights = sum(stage.weight_bytes for stage in stages)
     _log.info(
         "loaded %s in %.1f s: weights %s, cache %s, context %d tokens, on %s",
@@ -208,11 +212,20 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
     service.attach(_model_card(prepared, weights), prepared.text, scheduler)
 
 
-def scheduler_config(options: LoadOptions) -> SchedulerConfig:
+def state_checkpoints(footprint: ModelFootprint, options: LoadOptions) -> int:
+    """How many checkpoints of recurrent state host memory may hold; 0 for models without such state."""
+    if not footprint.checkpoint_bytes or options.prefix_reuse == "off":
+        return 0
+    return min(STATE_CHECKPOINT_BYTES // footprint.checkpoint_bytes, MAX_STATE_CHECKPOINTS)
+
+
+def scheduler_config(options: LoadOptions, footprint: ModelFootprint) -> SchedulerConfig:
+    # Pages of a recurrent model are worthless without a state to go on from.
+    stateless_pages = footprint.checkpoint_bytes > 0 and not state_checkpoints(footprint, options)
     return SchedulerConfig(
         max_waiting=options.max_waiting,
         max_wait_s=options.max_wait_s,
-        prefix_reuse="off" if options.prefix_reuse == "off" else "exact",
+        prefix_reuse="off" if options.prefix_reuse == "off" or stateless_pages else "exact",
     )
 
 

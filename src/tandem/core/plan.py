@@ -56,6 +56,9 @@ class ModelFootprint:
     """Scratch of one stage for one prefill chunk."""
     native_context_tokens: int
     """The longest context the model was made for."""
+    checkpoint_bytes: int = 0
+    """Host memory of one checkpoint of the recurrent state, all layers; 0 for models without such state.
+    Their prefixes can only be reused where a checkpoint lies."""
 
     @property
     def num_layers(self) -> int:

@@ -70,6 +70,7 @@ def footprint(
         residual_bytes_per_token=4 * glm.residual_width,
         workspace_bytes=_workspace_bytes(glm, chunk_tokens),
         native_context_tokens=glm.context_tokens,
+        checkpoint_bytes=recurrent_shape(glm).checkpoint_bytes * glm.layer_is_mla.count(False),
     )
 
 
