@@ -57,8 +57,7 @@ def driver(folder: Path, stages: int, threads: int = 2, seed: int = 0) -> Iterat
         for stage in plan.stages
     ]
     for model in models:
-        for pool in model.cache.pools:  # type: ignore[attr-defined]
-            pool.fill(np.nan)  # what is read without having been written shows
+        model.cache.pool.fill(np.nan)  # type: ignore[attr-defined]  # what is read unwritten shows
     engine = build_engine(
         models, plan, residual_width=spec.residual_width, vocab_size=spec.vocab_size, threads=threads
     )
