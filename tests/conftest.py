@@ -11,8 +11,10 @@ import pytest
 
 from tandem.core.errors import DownloadError
 from tandem.core.progress import Silent
-from tandem.core.settings import read_environment
+from tandem.core.settings import read_environment, settle_openmp
 from tandem.loader.demo import DEMO_MODEL, FetchOptions, ensure_packaged_model
+
+settle_openmp()
 
 # Read before any test redirects the folders: the demo model is shared between runs.
 _REAL_ENVIRONMENT = read_environment()

@@ -10,7 +10,9 @@ EXIT_INTERRUPTED = 130
 def main() -> None:
     try:
         from tandem.cli.main import run
+        from tandem.core.settings import settle_openmp
 
+        settle_openmp()
         exit_code = run(sys.argv[1:])
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED

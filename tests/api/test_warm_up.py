@@ -1,0 +1,74 @@
+"""The canary: an engine that answers everything with one token never says it is ready (case L6)."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from tandem.api.warm_up import warm_up
+from tandem.core.batch import EngineLimits, RunKind, Sampled, SlotFault, StepResult
+from tandem.core.errors import EngineFault
+
+
+class ScriptedEngine:
+    """Answers each run by ``answer(run)``: a token, or a fault's message."""
+
+    def __init__(self, answer, **changes):
+        values = {
+            "page_tokens": 64,
+            "chunk_tokens": 128,
+            "total_pages": 16,
+            "max_slots": 2,
+            "max_step_rows": 18,
+            "context_tokens": 512,
+            "pipeline_depth": 1,
+        }
+        self.limits = EngineLimits(**(values | changes))
+        self.answer = answer
+        self.runs = []
+        self.open = 0
+
+    def open_sequence(self, slot, spec):
+        self.open += 1
+
+    def close_sequence(self, slot):
+        self.open -= 1
+
+    def submit(self, batch):
+        (run,) = batch.runs
+        assert run.start + len(run.tokens) <= min(
+            len(run.pages) * self.limits.page_tokens, self.limits.context_tokens
+        )
+        self.runs.append(run)
+        future = Future()
+        answer = self.answer(run)
+        if isinstance(answer, str):
+            future.set_result(StepResult(batch.step, (), (SlotFault(0, answer),)))
+        else:
+            future.set_result(StepResult(batch.step, (Sampled(0, (answer,), (None,)),)))
+        return future
+
+
+def test_a_healthy_engine_passes_after_prefill_and_rows_of_both_sizes():
+    engine = ScriptedEngine(lambda run: sum(run.tokens) % 97)
+    warm_up(engine, 1000)
+    kinds = {(run.kind, len(run.tokens)) for run in engine.runs}
+    assert (RunKind.ROWS, 16) in kinds
+    assert any(kind is RunKind.PREFILL for kind, _ in kinds)
+    assert engine.open == 0
+
+
+def test_one_token_whatever_is_asked_is_refused():
+    engine = ScriptedEngine(lambda run: 0)
+    with pytest.raises(EngineFault, match="token 0 after each of"):
+        warm_up(engine, 1000)
+
+
+def test_logits_that_are_not_finite_are_refused():
+    with pytest.raises(EngineFault, match="not finite"):
+        warm_up(ScriptedEngine(lambda run: "logits are not finite"), 1000)
+
+
+@pytest.mark.parametrize("context", [2, 3, 17, 130])
+def test_the_smallest_contexts_have_room(context):
+    engine = ScriptedEngine(lambda run: (sum(run.tokens) + run.start) % 97, context_tokens=context)
+    warm_up(engine, 1000)
