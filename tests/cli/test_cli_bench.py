@@ -53,6 +53,26 @@ def test_what_cannot_be_measured_is_refused(tandem: Tandem, api: FakeApi, tmp_pa
     assert "reports no timings" in outcome.err
 
 
+def test_a_bench_confirms_a_recipe(tandem: Tandem, api: FakeApi) -> None:
+    recipe = "smollm2-135m-demo"
+    outcome = tandem("bench", "--url", api.url, *FLAGS, "--record", recipe, "--by", "me", "--profile", "demo")
+    assert outcome.code == 0, outcome.err
+    assert "Confirmation of smollm2-135m-demo written to" in outcome.err
+    shown = json.loads(tandem("recipes", "show", recipe, "--json").out)
+    text = json.dumps(shown)
+    assert '"by": "me"' in text
+    assert "tok/s" in text
+    findings = tandem("recipes", "lint").out
+    assert not [line for line in findings.splitlines() if "error" in line], findings
+
+
+def test_a_bench_of_an_unknown_recipe_measures_nothing(tandem: Tandem, api: FakeApi) -> None:
+    outcome = tandem("bench", "--url", api.url, *FLAGS, "--record", "nope")
+    assert outcome.code != 0
+    assert "nope" in outcome.err
+    assert not api.requests
+
+
 def test_a_record_that_cannot_be_written_is_one_line(tandem: Tandem, api: FakeApi) -> None:
     outcome = tandem("bench", "--url", api.url, *FLAGS, "--out", "/nowhere/at/all.json")
     assert outcome.code == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -24,6 +24,10 @@ from tandem.cli.flags import (
     UrlFlag,
     load_options,
 )
+from tandem.core.settings import read_environment
+
+if TYPE_CHECKING:
+    from tandem.recipes.schema import Recipe
 
 
 def bench(
@@ -32,6 +36,18 @@ def bench(
     streams: Annotated[int, typer.Option("--streams", min=1, help="Requests at the same time.")] = 8,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats; medians are shown.")] = 3,
     out: Annotated[Path | None, typer.Option("--out", help="Write the record (JSON) to this file.")] = None,
+    record_id: Annotated[
+        str | None,
+        typer.Option(
+            "--record", metavar="ID", help="Write the numbers down as a confirmation of this recipe."
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="With --record: the profile that was run.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="With --record: who measured.", show_default="your account")
+    ] = None,
     json: JsonFlag = False,
     url: UrlFlag = None,
     api_key: ApiKeyFlag = None,
@@ -53,11 +69,14 @@ def bench(
     `tandem bench --cards cpu:2 --streams 16 --out record.json`
 
     `tandem bench --url http://127.0.0.1:8000 --json`
+
+    `tandem bench --record smollm2-135m-demo --by me`
     """
     from tandem.cli.bench_measure import Workload, measure, read_bandwidth
     from tandem.cli.endpoint import open_endpoint
     from tandem.cli.facts import machine_facts, source_commit
 
+    recipe = None if record_id is None else _recipe(record_id, profile)
     options = load_options(
         {
             "model": model,
@@ -92,13 +111,39 @@ def bench(
                     "bandwidth_bytes_per_s": bandwidth,
                     "tokens_per_s": bandwidth / card.bytes_per_token,
                 }
+    if recipe is not None and out is None:
+        # A number in the catalogue needs a record to point to.
+        folder = read_environment().data_dir / "records"
+        out = folder / f"{recipe.id}--{time.strftime('%Y-%m-%d-%H%M%S')}.json"
+        folder.mkdir(parents=True, exist_ok=True)
     if out is not None:
         write_json(out, record)
         notices().print(f"Record written to {out}.", markup=False)
+    if recipe is not None and out is not None:
+        _confirm(recipe, record, by, profile, out)
     if json:
         print_json(record)
     else:
         _print_table(record)
+
+
+def _recipe(recipe_id: str, profile: str | None) -> Recipe:
+    """Looked up before anything is measured. Raises UnknownRecipeError, or SettingsError for the profile."""
+    from tandem.cli.recipes_read import open_catalogue
+    from tandem.recipes.profiles import named_profile
+
+    recipe = open_catalogue().entry(recipe_id).recipe
+    named_profile(recipe, profile)
+    return recipe
+
+
+def _confirm(recipe: Recipe, record: dict[str, Any], by: str | None, profile: str | None, out: Path) -> None:
+    from tandem.cli.bench_record import confirmation_of
+    from tandem.recipes.userdata import add_confirmation
+
+    confirmation = confirmation_of(recipe, record, by=by, profile=profile, artifact=out)
+    path = add_confirmation(recipe.id, confirmation, read_environment().data_dir)
+    notices().print(f"Confirmation of {recipe.id} written to {path}.", markup=False)
 
 
 def _print_table(record: dict[str, Any]) -> None:
