@@ -11,7 +11,7 @@ from tandem.recipes.profiles import default_profile, effective_profile
 from tandem.recipes.register import ModelEntry
 from tandem.recipes.schema import Profile, Recipe
 from tandem.recipes.status import Standing, number_standing
-from tandem.recipes.terms import MAX_TERM_CHARACTERS
+from tandem.recipes.terms import term_value
 from tandem.recipes.values import Stated
 
 Summary = dict[str, object]
@@ -45,16 +45,10 @@ def fact_sheet(recipe: Recipe, model: ModelEntry, standing: Standing, origin: st
 
 def _term(field: Stated[str]) -> Cell:
     return Cell(
-        values=() if field.value is None else (_id(str(field.value)),),
-        possible=tuple(_id(str(value)) for value in field.stated_candidates),
+        values=() if field.value is None else (term_value(str(field.value)),),
+        possible=tuple(term_value(str(value)) for value in field.stated_candidates),
         not_applicable=field.basis == "not_applicable",
     )
-
-
-def _id(value: str) -> str:
-    """A value as it is filtered by: one line, printable, not too long for an address."""
-    line = "".join(character if character.isprintable() else " " for character in value)
-    return " ".join(line.split())[:MAX_TERM_CHARACTERS] or "(blank)"
 
 
 def _number(field: Stated[float]) -> Cell:
@@ -67,8 +61,8 @@ def _number(field: Stated[float]) -> Cell:
 
 def _terms(values: list[str | None], possible: list[str] | None = None) -> Cell:
     return Cell(
-        tuple(dict.fromkeys(_id(value) for value in values if value is not None)),
-        tuple(dict.fromkeys(map(_id, possible or ()))),
+        tuple(dict.fromkeys(term_value(value) for value in values if value is not None)),
+        tuple(dict.fromkeys(map(term_value, possible or ()))),
     )
 
 

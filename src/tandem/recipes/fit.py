@@ -17,7 +17,11 @@ from tandem.recipes.schema import Profile, Recipe
 
 Verdict = Literal["fits", "marginal", "no", "unknown"]
 EXIT_CODES: dict[Verdict, int] = {"fits": 0, "marginal": 3, "no": 4, "unknown": 5}
-MAX_CARDS = 64
+_SIZE = r"[1-9][0-9]{0,3}(?:\.[0-9]{1,4})?"
+_UNIT = "(?:[gG](?:[iI][bB])?)?"
+_PART = f"(?:(?:1[0-6]|[1-9])[xX])?{_SIZE}{_UNIT}(?::usable={_SIZE}{_UNIT})?"
+HARDWARE_PATTERN = f"{_PART}(?:[,+]{_PART}){{0,3}}"
+"""What ``parse_hardware`` reads, spaces aside: at most four kinds of cards, at most 16 of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +49,25 @@ def _gib(count: int) -> str:
     return f"{count / GIB:.6g}"
 
 
-_GROUP = re.compile(
-    r"(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,4})?)(?:gib|g)?(?::usable=(\d{1,4}(?:\.\d{1,4})?)(?:gib|g)?)?"
-)
+_GROUP = re.compile(rf"(?:(\d+)x)?({_SIZE})(?:gib|g)?(?::usable=({_SIZE})(?:gib|g)?)?")
 
 
 def parse_hardware(text: str) -> Hardware:
     """``2x64GiB``, ``2x64GiB:usable=63.4``, ``64GiB,24GiB``. Raises QueryError for anything else."""
+    cleaned = text.replace(" ", "")
+    if re.fullmatch(HARDWARE_PATTERN, cleaned) is None:
+        raise QueryError("hw", f"{text[:80]!r} names no cards", "write them like 2x64gib or 64gib,48gib")
     sizes: list[int] = []
     usables: list[int] = []
-    for part in text.strip().lower().replace(" ", "").replace("+", ",").split(","):
+    for part in re.split("[,+]", cleaned.lower()):
         match = _GROUP.fullmatch(part)
-        if match is None:
-            raise QueryError("hw", f"{text!r} names no cards", "write them like 2x64gib or 64gib,48gib")
+        assert match is not None
         count, size = int(match[1] or 1), float(match[2])
         usable = float(match[3]) if match[3] is not None else size
-        if not count or not size or not 0 < usable <= size:
-            raise QueryError("hw", f"{text!r}: counts and sizes must be above 0, usable at most the size")
+        if usable > size:
+            raise QueryError("hw", f"{part!r}: more usable than there is")
         sizes += [round(size * GIB)] * count
         usables += [round(usable * GIB)] * count
-        if len(sizes) > MAX_CARDS:
-            raise QueryError("hw", f"{text!r}: more than {MAX_CARDS} cards")
     return Hardware(tuple(sizes), tuple(usables))
 
 

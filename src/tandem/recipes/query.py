@@ -15,7 +15,7 @@ from urllib.parse import quote
 from tandem.recipes.facets import BY_KEY, GRAINS, VERDICTS, Facet, Grain, facets_of
 from tandem.recipes.fit import Hardware, parse_hardware
 from tandem.recipes.query_error import QueryError
-from tandem.recipes.terms import Term, parse_term, range_text, sorted_terms
+from tandem.recipes.terms import Term, one_line, parse_term, range_text, sorted_terms
 
 Params = Iterable[tuple[str, str]]
 Resolver = Callable[[str, str], str]
@@ -267,12 +267,9 @@ def sort_keys(facets: Iterable[Facet]) -> tuple[str, ...]:
 
 
 def _search(param: str, text: str) -> str:
-    text = " ".join(text.split())
     if len(text) > MAX_SEARCH_CHARACTERS:
         raise QueryError(param, f"more than {MAX_SEARCH_CHARACTERS} characters")
-    if not text.isprintable():
-        raise QueryError(param, "control characters")
-    return text
+    return one_line(text)
 
 
 def _choice(param: str, text: str, choices: tuple[Grain, ...]) -> Grain:

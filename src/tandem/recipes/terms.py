@@ -62,8 +62,6 @@ def parse_term(facet: Facet, text: str) -> Term:
     """Raises QueryError for a term that the facet cannot have."""
     if len(text) > MAX_TERM_CHARACTERS:
         raise QueryError(facet.key, f"a value of more than {MAX_TERM_CHARACTERS} characters")
-    if not text.isprintable():
-        raise QueryError(facet.key, "a value with control characters")
     if text.startswith("~") and not text.startswith("~~"):
         if text[1:] not in WORDS:
             raise QueryError(
@@ -77,12 +75,22 @@ def parse_term(facet: Facet, text: str) -> Term:
         return _number_term(facet, text)
     if facet.kind == "date":
         return _date_term(facet, text)
-    value = text[1:] if text.startswith("~~") else text
-    if not value:
+    if not text:
         raise QueryError(facet.key, "an empty value", f"{facet.key}=~none for recipes that state none")
+    value = term_value(text[1:] if text.startswith("~~") else text)
     if facet.choices is not None and value not in facet.choices:
         raise QueryError(facet.key, f"{value!r} is not one of its values", ", ".join(facet.choices))
     return value_term(value)
+
+
+def one_line(text: str) -> str:
+    """Without control and other unprintable characters, and with single spaces."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
+def term_value(text: str) -> str:
+    """A value as it is filtered by: one line, not too long for an address."""
+    return one_line(text)[:MAX_TERM_CHARACTERS] or "(blank)"
 
 
 def value_term(value: str) -> Term:

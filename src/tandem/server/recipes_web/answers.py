@@ -10,6 +10,7 @@ from tandem.recipes.catalogue import Catalogue, Entry
 from tandem.recipes.drilldown import Drilldown, FacetView
 from tandem.recipes.export import document
 from tandem.recipes.facets import VERDICTS, Facet, facets_of
+from tandem.recipes.fit import HARDWARE_PATTERN
 from tandem.recipes.query import FIND, MAX_LIMIT, MAX_TOP, sort_keys
 from tandem.recipes.terms import MAX_TERM_CHARACTERS
 
@@ -137,16 +138,15 @@ def recipe_answer(entry: Entry, fits: dict[str, Any]) -> RecipeAnswer:
 _NUMBER = r"[-+]?[0-9]{1,12}(\.[0-9]{1,6})?"
 _DATE = r"2[0-9]{3}(-(0[1-9]|1[0-2])(-(0[1-9]|1[0-9]|2[0-8]))?)?"
 _WORDS = "~none|~na"
+_OPEN_TERM = r"^([^~][\s\S]*|~~[\s\S]*|~none|~na|~other)$"
 
 
 def query_parameters() -> list[dict[str, Any]]:
     """OpenAPI's description of every parameter of a drilldown."""
     plain = [
-        _parameter("q", {"type": "string", "maxLength": 200, "pattern": r"^[^\x00-\x1f\x7f]*$"}, "Search."),
+        _parameter("q", {"type": "string", "maxLength": 200}, "Search."),
         _parameter("grain", {"enum": ["recipe", "profile", "measurement"]}, "What a row is."),
-        _parameter(
-            "hw", {"type": "string", "pattern": r"^([1-8]x)?[1-9][0-9]{0,2}gib$"}, "Your cards: 2x64gib."
-        ),
+        HARDWARE,
         _parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Rows on a page."),
         _parameter("top", {"type": "integer", "minimum": 1, "maximum": MAX_TOP}, "Values listed of a facet."),
         _parameter("possible", {"enum": ["0", "1"]}, "Count unresolved candidates as values."),
@@ -173,12 +173,7 @@ def _facet_parameters(facet: Facet) -> list[dict[str, Any]]:
     elif facet.choices is not None:
         item = {"enum": [*facet.choices, "~none", "~na", "~other"]}
     else:
-        item = {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": MAX_TERM_CHARACTERS,
-            "pattern": "^[!-}][ -~]*$",
-        }
+        item = {"type": "string", "maxLength": MAX_TERM_CHARACTERS, "pattern": _OPEN_TERM}
     values = {"type": "array", "items": item, "maxItems": 20}
     unit = f" ({facet.unit})" if facet.unit else ""
     parameters = [
@@ -188,7 +183,7 @@ def _facet_parameters(facet: Facet) -> list[dict[str, Any]]:
     if facet.multi:
         parameters.append(_parameter(f"{facet.key}.all", values, f"{facet.label}: all of these."))
     if facet.kind == "term":
-        text = {"type": "string", "maxLength": 200, "pattern": r"^[^\x00-\x1f\x7f]*$"}
+        text = {"type": "string", "maxLength": 200}
         parameters.append(
             _parameter(FIND + facet.key, text, f"List values of {facet.label} that hold this text.")
         )
@@ -200,5 +195,5 @@ def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str,
 
 
 HARDWARE = _parameter(
-    "hw", {"type": "string", "pattern": r"^([1-8]x)?[1-9][0-9]{0,2}gib$"}, "Your cards: 2x64gib."
+    "hw", {"type": "string", "pattern": f"^( *{HARDWARE_PATTERN} *)?$"}, "Your cards: 2x64gib or 64gib,48gib."
 )
