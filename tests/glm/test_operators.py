@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from transformers.models.glm5_next import modeling_glm5_next as oracle
 
+from tandem.kernels.hyper_connection import cpu as mhc_cpu
 from tandem.kernels.hyper_connection import reference as mhc
 from tandem.kernels.indexer import reference as indexer
 from tandem.kernels.kda import reference as kda
@@ -87,15 +90,16 @@ def test_gated_norm() -> None:
     torch.testing.assert_close(kda.gated_norm(x, gate, norm.weight, 1e-5), norm(x, gate))
 
 
+@pytest.mark.parametrize("coefficients", [mhc.coefficients, mhc_cpu.coefficients], ids=["torch", "numba"])
 @pytest.mark.parametrize("rows", [1, 17])
-def test_hyper_connection(rows: int) -> None:
+def test_hyper_connection(rows: int, coefficients: Callable[..., mhc.MixCoefficients]) -> None:
     site = randomize(oracle.Glm5NextTextHyperConnection(oracle_config(text_config())), 5)
     generator = torch.Generator().manual_seed(rows)
     streams = torch.randn(rows, 4, 64, generator=generator)
     output = torch.randn(rows, 64, generator=generator)
     post, comb, collapsed = (x[0] for x in site(streams[None]))
     projected = mhc.normalize_streams(streams, 1e-5) @ site.fn.T
-    weights = mhc.coefficients(projected, site.scale, site.base, 20, 1e-6)
+    weights = coefficients(projected, site.scale, site.base, 20, 1e-6)
     torch.testing.assert_close(weights.post, post)
     torch.testing.assert_close(weights.mix, comb)
     torch.testing.assert_close(weights.mix.sum(1), torch.ones(rows, 4), rtol=0, atol=1e-4)

@@ -43,7 +43,7 @@ CPU_CHUNK_TOKENS = 128
 most 128 tokens (measured 2026-11-30; benchmarks/results)."""
 DEFAULT_CACHE_FORMAT = "fp32"
 STATE_CHECKPOINT_BYTES = GIB
-"""Host memory for checkpoints of recurrent state: seven of GLM-5.3-Flash's 142 MiB."""
+"""Host memory for checkpoints of recurrent state: seven of GLM-5.3-Flash's 146 MiB."""
 MAX_STATE_CHECKPOINTS = 256
 CPU_RUNTIME_BYTES = 0
 """A virtual card counts what its stage allocates; the process's own libraries belong to no card."""

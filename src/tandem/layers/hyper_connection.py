@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.kernels.hyper_connection import cpu
 from tandem.kernels.hyper_connection import reference as mhc
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -36,6 +37,6 @@ class HyperConnection:
     def coefficients(self, streams: torch.Tensor) -> mhc.MixCoefficients:
         """The mixing weights of streams [R, S, D]."""
         projected = self._weights.mixer(mhc.normalize_streams(streams, self._norm_eps))
-        return mhc.coefficients(
+        return cpu.coefficients(
             projected, self._weights.scale, self._weights.base, self._iterations, self._eps
         )
