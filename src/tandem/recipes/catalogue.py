@@ -159,10 +159,9 @@ class Catalogue:
         snapshot = self._snapshot()
         found = self.store.document(recipe_id)
         if found is None:
-            close = difflib.get_close_matches(
-                recipe_id[:80], snapshot.index.recipe_ids[:2000], n=3, cutoff=0.4
+            raise UnknownRecipeError(
+                recipe_id[:80], _similar(recipe_id[:80], snapshot.index.recipe_ids[:2000])
             )
-            raise UnknownRecipeError(recipe_id[:80], tuple(close))
         recipe, origin, file = found
         standing = standing_of(recipe, self._day(), snapshot.majors)
         return Entry(recipe, snapshot.models[recipe.model], standing, origin, file)
@@ -258,3 +257,10 @@ class Catalogue:
             _log.warning("%s", problem)
         held = [loaded.recipes[key] for key in sorted(loaded.recipes)]
         rebuild_store(self.store, held, loaded.models, loaded.problems, self._day(), state)
+
+
+def _similar(recipe_id: str, ids: tuple[str, ...]) -> tuple[str, ...]:
+    """Up to three ids that begin like the given one, or are spelled nearly like it."""
+    alike = [known for known in ids if recipe_id and known.startswith(recipe_id)]
+    alike += difflib.get_close_matches(recipe_id, ids, n=3, cutoff=0.4)
+    return tuple(dict.fromkeys(alike))[:3]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tandem.recipes.files import RecipeFile
-from tandem.recipes.measurement import Confirmation, Machine, Measurement, Workload
+from tandem.recipes.measurement import METRIC_UNITS, Confirmation, Machine, Measurement, Metric, Workload
 from tandem.recipes.register import ModelEntry
 from tandem.recipes.schema import (
     Drafter,
@@ -127,16 +127,17 @@ def _profiles(rng: random.Random) -> tuple[Profile, ...]:
 
 
 def _measurement(rng: random.Random, index: int, profiles: list[str]) -> Measurement:
+    metric: Metric = rng.choice(("decode", "decode", "prefill", "ttft", "vram", "power"))
     value = round(rng.lognormvariate(4, 1), rng.choice((0, 1, 2)))
     shape = rng.random()
     return Measurement(
         id=f"m{index}",
-        metric=rng.choice(("decode", "decode", "prefill", "ttft", "vram", "power")),
+        metric=metric,
         value=value if shape < 0.7 else None,
         low=value if shape >= 0.85 else None,
         high=value * 1.2 if shape >= 0.85 else None,
         candidates=(value, 107.67) if 0.7 <= shape < 0.8 else (),
-        unit=rng.choice(("tok/s", "tok/s", "s", "GiB", None)),
+        unit=METRIC_UNITS[metric][0] if rng.random() < 0.85 else rng.choice((None, "s")),
         scope=rng.choice((None, "stream", "aggregate")),
         stat=rng.choice((None, "idle", "peak")),
         profile=rng.choice((None, *profiles)),

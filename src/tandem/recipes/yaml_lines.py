@@ -24,6 +24,12 @@ _LIKE_A_NUMBER = re.compile(
     r"[-+]?[0-9][0-9_]*(:[0-9]+)+|[-+]?0[0-9_]+|0[xob][0-9a-fA-F_]+|[-+]?\.(inf|nan)", re.I
 )
 
+_TAGS = {
+    f"tag:yaml.org,2002:{name}"
+    for name in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+}
+"""What plain YAML resolves to by itself."""
+
 Path = tuple[str | int, ...]
 
 
@@ -87,6 +93,8 @@ def _located(root: yaml.Node, file: str) -> Located:
         if id(node) in seen:
             raise RecipeFileError(file, line, dotted(path), "anchors and aliases are not allowed")
         seen.add(id(node))
+        if node.tag not in _TAGS:
+            raise RecipeFileError(file, line, dotted(path), "tags are not allowed")
         if isinstance(node, yaml.MappingNode):
             return _mapping(node, path, convert)
         if isinstance(node, yaml.SequenceNode):
@@ -120,8 +128,6 @@ def _located(root: yaml.Node, file: str) -> Located:
 def _scalar(node: yaml.Node, file: str, path: Path) -> Any:
     text = str(node.value)
     line = node.start_mark.line + 1
-    if node.tag.startswith("!") or node.tag == "tag:yaml.org,2002:binary":
-        raise RecipeFileError(file, line, dotted(path), "tags are not allowed")
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return text
     lowered = text.lower()
