@@ -54,3 +54,29 @@ def test_prefill_then_a_hundred_steps(model: tuple[Oracle, Path]) -> None:
     rig.open(0, 300)
     found = torch.cat((rig.prefill(0, ids[:200]), rig.steps(0, ids, 200)))
     assert relative_error(found, reference.steps(ids, 200)) < BOUND
+
+
+def test_layers_that_share_a_selection(tmp_path: Path) -> None:
+    """transformers shares between neighbours only."""
+    sparse = "deepseek_sparse_attention"
+    config = text_config(
+        layer_types=["linear_attention", sparse, sparse, "linear_attention", sparse],
+        indexer_types=["full", "full", "shared", "full", "full"],
+    )
+    reference = Oracle(config, seed=5)
+    ids = tokens(200)
+    rig = Rig(build_stages(reference.save(tmp_path)))
+    rig.open(0, 200)
+    found = torch.cat((rig.prefill(0, ids[:150]), rig.steps(0, ids, 150, rows=7)))
+    assert relative_error(found, reference(ids)) < BOUND
+
+
+def test_decay_without_a_lower_bound(tmp_path: Path) -> None:
+    linear = {**text_config()["linear_attn_config"], "gate_lower_bound": None, "safe_gate": False}
+    reference = Oracle(text_config(linear_attn_config=linear), seed=6)
+    assert reference.model.config.linear_lower_bound is None
+    ids = tokens(100)
+    rig = Rig(build_stages(reference.save(tmp_path)))
+    rig.open(0, 100)
+    found = torch.cat((rig.prefill(0, ids[:90]), rig.steps(0, ids, 90)))
+    assert relative_error(found, reference(ids)) < BOUND

@@ -55,7 +55,7 @@ def product(x: torch.Tensor, trellis: torch.Tensor, codebook: str) -> torch.Tens
     """
     out = torch.empty(x.shape[0], trellis.shape[1] * TILE)
     windows = _windows(trellis.shape[2])
-    with parallel_region():
+    with parallel_region(multiply_adds=x.shape[0] * x.shape[1] * out.shape[1]):
         _product(
             x.contiguous().numpy(),
             trellis.numpy().view(np.uint16),
