@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
@@ -23,7 +24,7 @@ Resolver = Callable[[str, str], str]
 
 DEFAULT_TOP, MAX_TOP = 20, 200
 DEFAULT_LIMIT, MAX_LIMIT = 100, 250
-MAX_TERMS = 200
+MAX_TERMS = 50
 MAX_SEARCH_CHARACTERS = 200
 PLAIN_KEYS = ("cursor", "grain", "hw", "limit", "possible", "q", "sort", "strict", "top")
 _SAFE = "~:/.=,"
@@ -145,8 +146,9 @@ def encode(pairs: Params) -> str:
 def parse_query(params: Params, resolve: Resolver = lambda key, value: value) -> Query:
     """Read URL parameters in any order. Raises QueryError naming the first parameter that cannot be used."""
     pairs = list(params)
-    if len(pairs) > MAX_TERMS:
-        raise QueryError("query", f"more than {MAX_TERMS} parameters")
+    for key, number in Counter(key for key, _ in pairs).items():
+        if number > MAX_TERMS:
+            raise QueryError(key[:80], f"more than {MAX_TERMS} values")
     plain = _plain(pairs)
     grain = _choice("grain", plain.get("grain", "recipe"), GRAINS)
     allowed = {facet.key: facet for facet in facets_of(grain)}
@@ -181,12 +183,14 @@ def parse_query(params: Params, resolve: Resolver = lambda key, value: value) ->
         key: FacetFilter(*(sorted_terms(gathered.get((key, suffix), ())) for suffix in ("", ".all", ".not")))
         for key in sorted({key for key, _ in gathered})
     }
+    hardware = parse_hardware(plain["hw"]) if plain.get("hw", "").strip() else None
+    aliased = aliased or (hardware is not None and hardware.text() != plain["hw"])
     sort, descending = _sort(plain.get("sort", "title"), allowed)
     return Query(
         grain=grain,
         search=_search("q", plain.get("q", "")),
         filters=filters,
-        hardware=parse_hardware(plain["hw"]) if plain.get("hw") else None,
+        hardware=hardware,
         sort=sort,
         descending=descending,
         top=_integer("top", plain.get("top", str(DEFAULT_TOP)), 1, MAX_TOP),

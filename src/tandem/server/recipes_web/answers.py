@@ -11,7 +11,7 @@ from tandem.recipes.drilldown import Drilldown, FacetView
 from tandem.recipes.export import document
 from tandem.recipes.facets import VERDICTS, Facet, facets_of
 from tandem.recipes.fit import HARDWARE_PATTERN
-from tandem.recipes.query import FIND, MAX_LIMIT, MAX_TOP, sort_keys
+from tandem.recipes.query import FIND, MAX_LIMIT, MAX_TERMS, MAX_TOP, sort_keys
 from tandem.recipes.terms import MAX_TERM_CHARACTERS
 
 
@@ -174,7 +174,7 @@ def _facet_parameters(facet: Facet) -> list[dict[str, Any]]:
         item = {"enum": [*facet.choices, "~none", "~na", "~other"]}
     else:
         item = {"type": "string", "maxLength": MAX_TERM_CHARACTERS, "pattern": _OPEN_TERM}
-    values = {"type": "array", "items": item, "maxItems": 20}
+    values = {"type": "array", "items": item, "maxItems": MAX_TERMS}
     unit = f" ({facet.unit})" if facet.unit else ""
     parameters = [
         _parameter(facet.key, values, f"{facet.label}{unit}: any of these."),
