@@ -15,7 +15,7 @@ from tandem.loader.base import BlockTensor
 from tandem.quant.blocks import decode_rows
 from tandem.quant.tiles import StoredTensor, tile, tile_gated
 
-ROWS = (1, 2, 3, 5, 8, 9, 63)
+ROWS = (1, 2, 3, 5, 8, 9, 16, 63)
 K, N = 96, 500
 KINDS = ("F32", "BF16", "F16", "Q4_1", "Q8_0")
 

@@ -11,9 +11,8 @@ Weights are stored for this order, in tiles of LANES output features (``quant/ti
     scale    float32 [T, G, LANES], G groups along K; weight = scale · value + minimum
     minimum  float32 [T, G, LANES]     (both are empty for the float types)
 
-Up to BLOCK_ROWS rows, weights go from memory to registers once and are used for all rows there. For more,
-a pair of tiles is dequantized into a scratch that stays in the second-level cache and is read by every
-block of rows.
+For few rows, weights go from memory to registers and are used for a block of rows there. For many, a pair of
+tiles is dequantized into a scratch that stays in the second-level cache and is read by every block.
 
 Alphabet: M rows, K input features, N output features, T tiles (even), R rows of a register block.
 """
@@ -34,7 +33,9 @@ from tandem.kernels.lanes import BLOCK_ROWS, LANES, fma, load, load_nibbles, out
 _STORE, _ADD, _GATED = 0, 1, 2
 _NO_BIAS = np.empty(0, np.float32)
 _BLOCK_VECTORS = 2 * BLOCK_ROWS
-_ROW_BUCKETS = tuple(rows for rows in (1, 2, 4, 8) if rows <= BLOCK_ROWS)
+_ROW_BUCKETS = tuple(sorted({1, (BLOCK_ROWS + 1) // 2, BLOCK_ROWS}))
+_DIRECT_ROWS = 2 * BLOCK_ROWS
+"""Up to here, reading the weights once per block of rows is as fast as dequantizing them into a scratch."""
 
 
 def linear(
@@ -50,7 +51,7 @@ def linear(
 
     x float32 [M, K] and out float32 [M, N] contiguous; N may end inside the last tiles.
     """
-    _kernel_for(x.shape[0])(x, values, scale, minimum, out, bias, _ADD if accumulate else _STORE)
+    _run(x, values, scale, minimum, out, bias, _ADD if accumulate else _STORE)
 
 
 def gated_linear(
@@ -60,7 +61,7 @@ def gated_linear(
 
     x float32 [M, K], out float32 [M, N].
     """
-    _kernel_for(x.shape[0])(x, values, scale, minimum, out, _NO_BIAS, _GATED)
+    _run(x, values, scale, minimum, out, _NO_BIAS, _GATED)
 
 
 def _accumulate(
@@ -255,8 +256,20 @@ def _many(x: Any, values: Any, scale: Any, minimum: Any, out: Any, bias: Any, mo
             _finish(block, out, bias, mode, 2 * pair, b * BLOCK_ROWS, BLOCK_ROWS)
 
 
-def _kernel_for(rows: int) -> Any:
-    for bucket in _ROW_BUCKETS:
-        if rows <= bucket:
-            return _FEW[bucket]
-    return _many
+def _run(
+    x: np.ndarray,
+    values: np.ndarray,
+    scale: np.ndarray,
+    minimum: np.ndarray,
+    out: np.ndarray,
+    bias: np.ndarray,
+    mode: int,
+) -> None:
+    rows = x.shape[0]
+    if rows > _DIRECT_ROWS:
+        _many(x, values, scale, minimum, out, bias, mode)
+        return
+    for first in range(0, rows, BLOCK_ROWS):
+        end = min(first + BLOCK_ROWS, rows)
+        bucket = next(size for size in _ROW_BUCKETS if size >= end - first)
+        _FEW[bucket](x[first:end], values, scale, minimum, out[first:end], bias, mode)

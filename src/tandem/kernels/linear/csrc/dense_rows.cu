@@ -1,0 +1,61 @@
+// Small fp16 matrices times few rows: y fp32 [rows, N] = x fp32 [rows, K] . W fp16 [N, K]^T, fp32 sums in an
+// order that does not depend on the number of rows. K a multiple of 8. Macro ROWS: most rows.
+//
+// Grid: (ceil(N / 2)), 256 threads: four warps share an output and add up in order.
+
+#include <cuda_fp16.h>
+
+#ifndef ROWS
+#define ROWS 1
+#endif
+
+extern "C" __global__ void __launch_bounds__(256)
+    dense_rows(const __half* __restrict__ weight, const float* __restrict__ x, float* __restrict__ y, int N, int K,
+               int rows) {
+    __shared__ float parts[8][ROWS];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x * 2 + (warp >> 2);
+    float acc[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) acc[r] = 0.0f;
+    if (n < N) {
+        for (int k = ((warp & 3) * 32 + lane) * 8; k < K; k += 1024) {
+            const uint4 packed = *(const uint4*)(weight + (size_t)n * K + k);
+            const __half2* h = (const __half2*)&packed;
+            float w[8];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float2 pair = __half22float2(h[i]);
+                w[2 * i] = pair.x;
+                w[2 * i + 1] = pair.y;
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (r < rows) {
+                    const float4 a = *(const float4*)(x + (size_t)r * K + k);
+                    const float4 b = *(const float4*)(x + (size_t)r * K + k + 4);
+                    acc[r] = fmaf(w[0], a.x, acc[r]);
+                    acc[r] = fmaf(w[1], a.y, acc[r]);
+                    acc[r] = fmaf(w[2], a.z, acc[r]);
+                    acc[r] = fmaf(w[3], a.w, acc[r]);
+                    acc[r] = fmaf(w[4], b.x, acc[r]);
+                    acc[r] = fmaf(w[5], b.y, acc[r]);
+                    acc[r] = fmaf(w[6], b.z, acc[r]);
+                    acc[r] = fmaf(w[7], b.w, acc[r]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int step = 16; step; step >>= 1) acc[r] += __shfl_xor_sync(0xffffffffu, acc[r], step);
+        if (lane == 0) parts[warp][r] = acc[r];
+    }
+    __syncthreads();
+    const int which = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
+    if (which < 2 && r < rows && blockIdx.x * 2 + which < N) {
+        const int w = which * 4;
+        y[(size_t)r * N + blockIdx.x * 2 + which] =
+            (parts[w][r] + parts[w + 1][r]) + (parts[w + 2][r] + parts[w + 3][r]);
+    }
+}
