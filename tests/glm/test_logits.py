@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from .rig import Rig, build_stages
 from .tiny import Oracle, relative_error, text_config
@@ -80,3 +81,17 @@ def test_decay_without_a_lower_bound(tmp_path: Path) -> None:
     rig.open(0, 100)
     found = torch.cat((rig.prefill(0, ids[:90]), rig.steps(0, ids, 90)))
     assert relative_error(found, reference(ids)) < BOUND
+
+
+def test_a_tied_head(tmp_path: Path) -> None:
+    """The checkpoint has no lm_head: the embedding serves for both."""
+    reference = Oracle(text_config(tie_word_embeddings=True), seed=7)
+    reference.lm_head.weight = reference.model.embed_tokens.weight
+    folder = reference.save(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    ids = tokens(40)
+    rig = Rig(build_stages(folder))
+    rig.open(0, 40)
+    assert relative_error(rig.prefill(0, ids), reference(ids)) < BOUND

@@ -51,16 +51,16 @@ def test_cards_and_company_do_not_change_answers(folder: Path, cuts: tuple[int, 
 def test_early_edits_and_branches(folder: Path) -> None:
     """Case K1: a prompt is edited at places on, before and after chunk and page borders."""
     base = prompt(150)
-    places = [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 148, 149]
+    places = [0, 15, 16, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 149]
     edits = [[*base[:p], (base[p] + 1) % 160, *base[p + 1 :]] for p in places]
-    expected = cold(folder, [base, *edits], 6)
+    expected = cold(folder, [base, *edits], 4)
     with Serving(folder) as serving:
-        assert serving.send(base, 6).tokens == expected[0]
+        assert serving.send(base, 4).tokens == expected[0]
         for place, tokens, right in zip(places, edits, expected[1:], strict=True):
-            answer = serving.send(tokens, 6)
+            answer = serving.send(tokens, 4)
             assert answer.tokens == right, place
             assert answer.cached_tokens <= place
-        assert serving.send(base, 6).tokens == expected[0]
+        assert serving.send(base, 4).tokens == expected[0]
 
 
 def test_a_conversation_finds_its_earlier_turns(folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_conversation_finds_its_earlier_turns(folder: Path) -> None:
 
 def test_tiny_identical_and_page_edge_prompts(folder: Path) -> None:
     """Case K6: each length twice; at least one token is always computed."""
-    lengths = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129]
+    lengths = [1, 2, 16, 17, 31, 32, 33, 64, 65, 129]
     prompts = [prompt(length, seed=length) for length in lengths]
     expected = cold(folder, prompts, 4)
     with Serving(folder) as serving:
@@ -115,9 +115,9 @@ def test_cancelled_prompts_leave_usable_state_behind(folder: Path) -> None:
 
 def test_preempted_sequences_replay_in_rows(folder: Path) -> None:
     """Too few pages for all: some lose theirs and later repeat what they had said, sixteen rows at a time."""
-    prompts = [prompt(60, seed=seed) for seed in range(4)]
-    expected = cold(folder, prompts, 60)
+    prompts = [prompt(75, seed=seed) for seed in range(4)]
+    expected = cold(folder, prompts, 40)
     with Serving(folder, total_pages=20) as serving:
-        answers = [serving.send(tokens, 60) for tokens in prompts]
+        answers = [serving.send(tokens, 40) for tokens in prompts]
         assert [answer.tokens for answer in answers] == expected
         assert serving.scheduler.stats().preemptions_total > 0

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from tandem.kernels.hyper_connection import cpu
 from tandem.kernels.hyper_connection import reference as mhc
-
-Linear = Callable[[torch.Tensor], torch.Tensor]
+from tandem.layers.operator import Operator
 
 
 @dataclass(frozen=True, slots=True)
 class HyperConnectionWeights:
-    mixer: Linear
+    mixer: Operator
     """S·D inputs → (2 + S)·S coefficients."""
     base: torch.Tensor
     """[(2 + S)·S] float32."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +9,7 @@ import torch
 from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.cache.pooled_index import PooledIndexCache
 from tandem.kernels.indexer import reference as kernel
-
-Linear = Callable[[torch.Tensor], torch.Tensor]
-
+from tandem.layers.operator import Operator
 
 SCORED_ROWS = 16
 """Rows of a chunk whose scores are held at once: SCORED_ROWS · H · N floats."""
@@ -20,13 +17,13 @@ SCORED_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class IndexerWeights:
-    query: Linear
+    query: Operator
     """From the query's low-rank form: q_lora_rank → H·D."""
-    key: Linear
+    key: Operator
     key_norm_weight: torch.Tensor
     key_norm_bias: torch.Tensor
-    gate: Linear
-    head_weights: Linear
+    gate: Operator
+    head_weights: Operator
     position_bias: torch.Tensor
     """[P, D] float32."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,29 +10,27 @@ from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.cache.recurrent import RecurrentSlots, SlotView
 from tandem.kernels.kda import reference as kda
 from tandem.kernels.rowwise import sigmoid
-
-Linear = Callable[[torch.Tensor], torch.Tensor]
-"""[R, in] → [R, out], float32; a row's bits do not depend on how many rows a call has."""
+from tandem.layers.operator import Operator
 
 
 @dataclass(frozen=True, slots=True)
 class KdaWeights:
-    qkv: tuple[Linear, ...]
+    qkv: tuple[Operator, ...]
     """Queries, keys and values of all heads, in this order: one fused matrix or three."""
     conv: torch.Tensor
     """[3·H·K, W] float32."""
-    forget_down: Linear
-    forget_up: Linear
-    mixing: Linear
-    gate_down: Linear
-    gate_up: Linear
+    forget_down: Operator
+    forget_up: Operator
+    mixing: Operator
+    gate_down: Operator
+    gate_up: Operator
     a_log: torch.Tensor
     """[H] float32."""
     dt_bias: torch.Tensor
     """[H, K] float32."""
     out_norm: torch.Tensor
     """[K] float32."""
-    out: Linear
+    out: Operator
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,7 @@ from tandem.cache.latent import LatentCache
 from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.kernels.mla import reference as mla
 from tandem.layers.indexer import Indexer
-
-Linear = Callable[[torch.Tensor], torch.Tensor]
-Norm = Callable[[torch.Tensor], torch.Tensor]
+from tandem.layers.operator import Operator
 
 PREFILL_BLOCK_ROWS = 64
 """Rows whose scores are held at once: PREFILL_BLOCK_ROWS · H · T floats."""
@@ -21,16 +19,16 @@ PREFILL_BLOCK_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class MlaWeights:
-    query_down: Linear
-    query_norm: Norm
-    query_up: Linear
-    latent_down: Linear
-    latent_norm: Norm
-    absorb: tuple[Linear, ...]
+    query_down: Operator
+    query_norm: Operator
+    query_up: Operator
+    latent_down: Operator
+    latent_norm: Operator
+    absorb: tuple[Operator, ...]
     """A head's query into latent space, N → L: the half of kv_b that makes keys, turned around."""
-    unabsorb: tuple[Linear, ...]
+    unabsorb: tuple[Operator, ...]
     """A head's result out of it, L → V: the half that makes values."""
-    out: Linear
+    out: Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +148,6 @@ class MlaLayer:
         return pages * self._page_tokens + positions % self._page_tokens
 
 
-def _per_head(linears: tuple[Linear, ...], x: torch.Tensor) -> torch.Tensor:
+def _per_head(linears: tuple[Operator, ...], x: torch.Tensor) -> torch.Tensor:
     """Each head's own product: [R, H, in] → [R, H, out]."""
     return torch.stack([linear(x[:, head].contiguous()) for head, linear in enumerate(linears)], dim=1)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from tandem.kernels.moe import reference as moe
-
-Linear = Callable[[torch.Tensor], torch.Tensor]
+from tandem.layers.operator import Operator
 
 
 @dataclass(frozen=True, slots=True)
 class ClampedMlp:
     """down(silu(min(gate(x), limit)) · clamp(up(x), ±limit)). [R, hidden] → [R, hidden]."""
 
-    gate: Linear
-    up: Linear
-    down: Linear
+    gate: Operator
+    up: Operator
+    down: Operator
     limit: float | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +28,7 @@ class MoeLayer:
 
     def __init__(
         self,
-        router: Linear,
+        router: Operator,
         correction_bias: torch.Tensor,
         experts: tuple[ClampedMlp, ...],
         shared: ClampedMlp | None,

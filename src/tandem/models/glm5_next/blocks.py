@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +12,7 @@ from tandem.layers.hyper_connection import HyperConnection
 from tandem.layers.kda import KdaLayer
 from tandem.layers.mla import MlaLayer, Selection
 from tandem.layers.moe import ClampedMlp, MoeLayer
-
-Norm = Callable[[torch.Tensor], torch.Tensor]
-Sublayer = Callable[[torch.Tensor], torch.Tensor]
+from tandem.layers.operator import Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +20,10 @@ class Block:
     """R rows, S streams of D values."""
 
     attention_site: HyperConnection
-    attention_norm: Norm
+    attention_norm: Operator
     attention: KdaLayer | MlaLayer
     feed_forward_site: HyperConnection
-    feed_forward_norm: Norm
+    feed_forward_norm: Operator
     feed_forward: ClampedMlp | MoeLayer
 
     def forward_prefill(
@@ -57,12 +54,12 @@ class Block:
 
         return self._sublayers(streams, attend), selection
 
-    def _sublayers(self, streams: torch.Tensor, attend: Sublayer) -> torch.Tensor:
+    def _sublayers(self, streams: torch.Tensor, attend: Operator) -> torch.Tensor:
         streams = _around(self.attention_site, self.attention_norm, attend, streams)
         return _around(self.feed_forward_site, self.feed_forward_norm, self.feed_forward, streams)
 
 
-def _around(site: HyperConnection, norm: Norm, sublayer: Sublayer, streams: torch.Tensor) -> torch.Tensor:
+def _around(site: HyperConnection, norm: Operator, sublayer: Operator, streams: torch.Tensor) -> torch.Tensor:
     weights = site.coefficients(streams)
     output = sublayer(norm(mhc.collapse(streams, weights.pre)))
     return mhc.expand(streams, output, weights)

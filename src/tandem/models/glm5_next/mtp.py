@@ -14,7 +14,6 @@ keys of its own, by the trunk's pages and slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +22,13 @@ from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.core.errors import ModelUnsupportedError
 from tandem.layers.mla import MlaLayer
 from tandem.layers.moe import MoeLayer
+from tandem.layers.operator import Operator
 from tandem.loader.base import TensorSource
 from tandem.models.glm5_next import weights
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.model import CacheSizes, StageBuilder
 from tandem.models.glm5_next.reader import Reader
 from tandem.models.glm5_next.tensors import has_mtp
-
-Operator = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)

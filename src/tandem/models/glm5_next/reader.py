@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +9,12 @@ import torch
 from tandem.core.errors import ModelDamagedError
 from tandem.layers.linear import Linear
 from tandem.layers.norm import RMSNorm
+from tandem.layers.operator import Operator
 from tandem.loader.base import BlockTensor, TensorSource
 from tandem.models.glm5_next.tensors import Names
 from tandem.quant.exl3.format import is_exl3, read_format
 from tandem.quant.exl3.linear import Exl3Linear
 from tandem.quant.tiles import tile
-
-Operator = Callable[[torch.Tensor], torch.Tensor]
-"""[R, in] → [R, out], float32; a row's bits do not depend on how many rows a call has."""
 
 
 @dataclass(frozen=True, slots=True)

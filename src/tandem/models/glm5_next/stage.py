@@ -6,7 +6,6 @@ between the attention layers, attention over latents that becomes sparse, and ex
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,18 +13,17 @@ import torch
 from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.kernels.hyper_connection.reference import mean_streams
 from tandem.layers.kda import KdaLayer
+from tandem.layers.operator import Operator
 from tandem.models.glm5_next.blocks import Block
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
-
-Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """What follows the last layer: mean of the streams, norm, vocabulary."""
 
-    norm: Linear
-    vocabulary: Linear
+    norm: Operator
+    vocabulary: Operator
 
 
 class Glm5NextStage:
