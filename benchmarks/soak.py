@@ -124,6 +124,16 @@ KINDS = {
 }
 
 
+async def fill_cache(client: httpx.AsyncClient, rng: random.Random) -> None:
+    """Touch every page once: memory that the pool was promised is no growth."""
+    for _ in range(200):
+        pages = (await client.get("/health")).json()["pages"]
+        if pages["free"] < pages["total"] // 16:
+            return
+        body = {"prompt": text(rng, 900), "max_tokens": 1}
+        await client.post("/v1/completions", json=body)
+
+
 async def worker(
     queue: asyncio.Queue[int], url: str, seed: int, statuses: Counter[str], rss: list[int], pid: int | None
 ) -> None:
@@ -164,6 +174,8 @@ async def soak(url: str, requests: int, concurrency: int, seed: int, pid: int | 
         queue.put_nowait(number)
     statuses: Counter[str] = Counter()
     rss: list[int] = []
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        await fill_cache(client, random.Random(seed))
     await asyncio.gather(*(worker(queue, url, seed, statuses, rss, pid) for _ in range(concurrency)))
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         status, health = await idle_health(client)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import DownloadError
+from tandem.core.process import settle_process
 from tandem.core.progress import Silent
-from tandem.core.settings import read_environment, settle_openmp
+from tandem.core.settings import read_environment
 from tandem.loader.demo import DEMO_MODEL, FetchOptions, ensure_packaged_model
 
-settle_openmp()
+settle_process()
 
 # Read before any test redirects the folders: the demo model is shared between runs.
 _REAL_ENVIRONMENT = read_environment()

@@ -20,6 +20,7 @@ from tandem.core.log import get_logger
 from tandem.core.machine import available_memory_bytes, usable_processors
 from tandem.core.options import LoadOptions
 from tandem.core.plan import GIB, ModelFootprint, Plan, format_bytes
+from tandem.core.process import release_free_memory
 from tandem.core.progress import ProgressSink
 from tandem.core.settings import Environment
 from tandem.loader.base import TensorSource
@@ -209,6 +210,7 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
         plan.context_tokens,
         ", ".join(stage.card.name for stage in plan.stages),
     )
+    release_free_memory()
     service.attach(_model_card(prepared, weights), prepared.text, scheduler)
 
 

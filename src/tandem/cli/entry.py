@@ -10,9 +10,9 @@ EXIT_INTERRUPTED = 130
 def main() -> None:
     try:
         from tandem.cli.main import run
-        from tandem.core.settings import settle_openmp
+        from tandem.core.process import settle_process
 
-        settle_openmp()
+        settle_process()
         exit_code = run(sys.argv[1:])
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED

@@ -122,11 +122,9 @@ def read_serve_variables(environ: dict[str, str] | None = None) -> dict[str, str
     return {name: text for name, text in sorted(env.items()) if name.startswith(SERVE_PREFIX)}
 
 
-def settle_openmp() -> None:
-    """Keep OpenMP's threads from spinning at barriers; call before torch or numba is imported.
-
-    libgomp by default spins for milliseconds. As soon as anything else wants the cores (a client on the same
-    machine is enough) the spinner holds the core that the thread it waits for needs: prefill fell from 217 to
-    32 tok/s on 2 busy cores (2026-11-30). A value the user has set stays.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+def default_variable(name: str, value: str) -> bool:
+    """Set a variable that a C library reads, unless the user has; whether it was set here."""
+    if name in os.environ:
+        return False
+    os.environ[name] = value
+    return True
