@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.cli.facts import gpu_report
 from tandem.core.errors import DownloadError
 from tandem.core.process import settle_process
 from tandem.core.progress import Silent
@@ -62,3 +63,11 @@ def poisoned_memory() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``gpu`` are skipped where the driver sees no card."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not gpu_report().cards:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA card here"))
