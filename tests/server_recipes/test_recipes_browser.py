@@ -8,10 +8,14 @@ import shutil
 import pytest
 from recipes_site import ByTokens, served
 
+from tandem.recipes.build import rebuild_store
 from tandem.recipes.catalogue import Catalogue
+from tandem.recipes.store import Store
+from tandem.recipes.synthetic import synthetic_models, synthetic_recipes
 
 pytestmark = pytest.mark.browser
 
+TODAY = dt.date(2026, 11, 1)
 MAIN = "glm53-flash-2x64-layer-split"
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
@@ -48,7 +52,15 @@ def browser():
 
 @pytest.fixture(scope="module")
 def site():
-    with served(Catalogue(None, today=dt.date(2026, 11, 1), calculator=ByTokens())) as address:
+    with served(Catalogue(None, today=TODAY, calculator=ByTokens())) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def large_site():
+    store = Store(None)
+    rebuild_store(store, synthetic_recipes(200, 3), synthetic_models(40), (), TODAY.toordinal(), "fixed")
+    with served(Catalogue(None, store=store, today=TODAY)) as address:
         yield address
 
 
@@ -97,6 +109,27 @@ def test_forms_work_without_script(browser, site):
     page.locator("table.rows tbody th a").click()
     assert page.locator("h1").inner_text().startswith("GLM 5.3 Flash on 2x 8 GB")
     context.close()
+
+
+def test_values_of_a_facet_are_found_while_typing(page, large_site):
+    page.goto(large_site + "/recipes?engine=vllm")
+    facet = page.locator('[data-facet="quant_repo"]')
+    facet.locator("summary").click()
+    before = facet.locator("li").count()
+    owner = facet.locator(".label").first.inner_text().partition("/")[0]
+    facet.locator('input[name="find.quant_repo"]').press_sequentially(f"{owner.upper()} / weights")
+    page.wait_for_function(
+        """owner => [...document.querySelectorAll('[data-facet="quant_repo"] .label')]
+        .every(node => node.textContent.startsWith(owner + '/'))""",
+        arg=owner,
+    )
+    count = facet.locator(".count").first.inner_text()
+    facet.locator("li a").first.click()
+    assert "engine=vllm" in page.url
+    assert f"quant_repo={owner}/" in page.url
+    assert page.locator(".tally strong").inner_text() == count
+    page.go_back()
+    assert facet.locator("li").count() == before
 
 
 def test_comparing_two(page, site):

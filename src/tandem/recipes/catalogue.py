@@ -16,7 +16,7 @@ import numpy as np
 
 from tandem.core.log import get_logger
 from tandem.recipes.build import FACTS_VERSION, rebuild_store
-from tandem.recipes.columns import Column, ColumnBuilder
+from tandem.recipes.columns import Column, ColumnBuilder, TableColumn
 from tandem.recipes.drilldown import Drilldown, FacetView, drill, facet_view, listing
 from tandem.recipes.facets import BY_KEY, Cell
 from tandem.recipes.files import catalogue_files, fingerprint, load_catalogue
@@ -85,7 +85,7 @@ class Catalogue:
         self._lock = threading.RLock()
         self._checked_at = 0.0
         self._snapshot_held: _Snapshot | None = None
-        self._verdicts: dict[tuple[str, str], list[str]] = {}
+        self._judged: dict[tuple[str, str], TableColumn] = {}
 
     @property
     def data_dir(self) -> Path | None:
@@ -193,25 +193,22 @@ class Catalogue:
             return None
         key = (query.hardware.text(), snapshot.version)
         with self._lock:
-            verdicts = self._verdicts.get(key)
-            if verdicts is None:
-                verdicts = self._judge_all(query.hardware)
-                self._verdicts[key] = verdicts
-                while len(self._verdicts) > _KEPT_FITS:
-                    self._verdicts.pop(next(iter(self._verdicts)))
-        builder = ColumnBuilder("term")
-        for verdict in verdicts:
-            builder.add(Cell((verdict,)), False)
-        return snapshot.index.grain(query.grain).arrange(BY_KEY["fits"], builder.finish())
+            judged = self._judged.get(key)
+            if judged is None:
+                judged = self._judged[key] = self._judge_all(query.hardware)
+                while len(self._judged) > _KEPT_FITS:
+                    self._judged.pop(next(iter(self._judged)))
+        return snapshot.index.grain(query.grain).arrange(BY_KEY["fits"], judged)
 
-    def _judge_all(self, hardware: Hardware) -> list[str]:
-        judged: dict[FitSubject, str] = {}
-        verdicts = []
+    def _judge_all(self, hardware: Hardware) -> TableColumn:
+        """Profiles that take the same memory are judged once."""
+        verdicts: dict[FitSubject, Cell] = {}
+        builder = ColumnBuilder("term")
         for subject in self.store.subjects():
-            if subject not in judged:
-                judged[subject] = self.fit_of(subject, hardware).verdict
-            verdicts.append(judged[subject])
-        return verdicts
+            if subject not in verdicts:
+                verdicts[subject] = Cell((self.fit_of(subject, hardware).verdict,))
+            builder.add(verdicts[subject], False)
+        return builder.finish()
 
     def _snapshot(self) -> _Snapshot:
         with self._lock:

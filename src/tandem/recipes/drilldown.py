@@ -143,8 +143,9 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
     listed |= {text: count(term) for text, term in chosen.items() if term.word is None and text not in listed}
     if "~other" in chosen or (truncated and limit is None and facet.key not in query.find):
         listed["~other"] = selected.count(matching.others(facet))
-    listed["~na"] = selected.count_code(ABSENT)
-    listed["~none"] = unknown = selected.count_code(NONE)
+    unknown = selected.count_code(NONE)
+    if facet.key not in query.find or chosen.keys() & {"~na", "~none"}:
+        listed |= {"~na": selected.count_code(ABSENT), "~none": unknown}
     toggles = Toggles(query, facet.key)
     return FacetView(
         facet=facet,

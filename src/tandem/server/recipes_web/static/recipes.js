@@ -49,6 +49,45 @@
     });
   }
 
+  // Searching within a facet lists its values while typing; without script the form does the same.
+  for (const form of document.querySelectorAll("form.find")) {
+    const field = form.querySelector('input[name^="find."]');
+    const list = form.parentElement.querySelector("ul");
+    const key = field.name.slice("find.".length);
+    const root = form.getAttribute("action");
+    const before = [...list.children];
+    let timer = 0;
+    let latest = 0;
+    const show = async () => {
+      const turn = ++latest;
+      if (!field.value.trim()) return list.replaceChildren(...before);
+      const query = new URLSearchParams(new FormData(form));
+      const answer = await fetch(`${root}/-/facets/${encodeURIComponent(key)}.json?${query}`);
+      if (!answer.ok || turn !== latest) return;
+      list.setAttribute("aria-live", "polite");
+      const items = (await answer.json()).values.map((value) => {
+        const item = document.createElement("li");
+        const link = document.createElement("a");
+        link.href = value.toggle_url.replace(".json", "");
+        link.rel = "nofollow";
+        if (value.selected) link.setAttribute("aria-current", "true");
+        for (const [name, text] of [["label", value.label], ["count", value.count.toLocaleString("en")]]) {
+          const part = document.createElement("span");
+          part.className = name;
+          part.textContent = text;
+          link.append(part);
+        }
+        item.append(link);
+        return item;
+      });
+      list.replaceChildren(...items);
+    };
+    field.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(show, 200);
+    });
+  }
+
   // Drilling keeps the place in the list of filters.
   const place = "tandem.place";
   try {
