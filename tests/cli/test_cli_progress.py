@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from tandem.cli.progress import LineProgress, TerminalProgress, progress_for
+from tandem.cli.progress import LineProgress, TerminalProgress, ToldProgress, progress_for
 
 
 def consoles() -> tuple[Console, Console]:
@@ -43,3 +43,15 @@ def test_a_restart_begins_anew() -> None:
     progress.finish()
     assert isinstance(terminal.file, io.StringIO)
     assert "model.gguf: 1000 B in" in terminal.file.getvalue()
+
+
+def test_health_can_tell_how_far_a_download_is() -> None:
+    _, log = consoles()
+    told: list[str] = []
+    progress = ToldProgress(LineProgress(log), told.append)
+    progress.start("model.gguf", 4 << 20, 1 << 20)
+    progress.advance(3 << 20)
+    progress.finish()
+    assert told == ["model.gguf: 1.00 MiB of 4.00 MiB", "model.gguf: 4.00 MiB of 4.00 MiB"]
+    assert isinstance(log.file, io.StringIO)
+    assert "4.00 MiB in" in log.file.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import (
@@ -19,6 +20,7 @@ from tandem.core.plan import format_bytes
 from tandem.core.progress import ProgressSink
 
 _LINE_INTERVAL_S = 5.0
+_TELL_INTERVAL_S = 0.3
 
 
 def progress_for(console: Console) -> ProgressSink:
@@ -88,6 +90,37 @@ class LineProgress:
 
     def finish(self) -> None:
         self._console.print(str(self._summary), markup=False)
+
+
+class ToldProgress:
+    """Passes on to ``inner``, and says in words how far it is, a few times a second at most."""
+
+    def __init__(self, inner: ProgressSink, tell: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._tell = tell
+        self._label = ""
+        self._total_bytes = self._done_bytes = 0
+        self._last_told = 0.0
+
+    def start(self, label: str, total_bytes: int, done_bytes: int = 0) -> None:
+        self._inner.start(label, total_bytes, done_bytes)
+        self._label, self._total_bytes, self._done_bytes = label, total_bytes, done_bytes
+        self._say()
+
+    def advance(self, count_bytes: int) -> None:
+        self._inner.advance(count_bytes)
+        self._done_bytes += count_bytes
+        if time.monotonic() - self._last_told >= _TELL_INTERVAL_S:
+            self._say()
+
+    def finish(self) -> None:
+        self._inner.finish()
+        self._say()
+
+    def _say(self) -> None:
+        self._last_told = time.monotonic()
+        done, total = format_bytes(self._done_bytes), format_bytes(self._total_bytes)
+        self._tell(f"{self._label}: {done} of {total}")
 
 
 class _Summary:

@@ -29,7 +29,7 @@ from tandem.cli.flags import (
     load_options,
 )
 from tandem.cli.from_recipe import recipe_settings
-from tandem.cli.progress import progress_for
+from tandem.cli.progress import ToldProgress, progress_for
 from tandem.core.cards import format_cards
 from tandem.core.errors import SettingsError
 from tandem.core.log import configure_logging
@@ -237,7 +237,10 @@ def _serve(
         from tandem.api.load import load_model, prepare_model
 
         try:
-            prepared = prepare_model(options, environment, progress_for(notices()))
+            progress = ToldProgress(
+                progress_for(notices()), lambda detail: service.report(LoadState("loading", detail=detail))
+            )
+            prepared = prepare_model(options, environment, progress)
             load_model(prepared, service)
         except BaseException as error:
             failures.append(error)
