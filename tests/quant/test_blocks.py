@@ -8,7 +8,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from tandem.core.errors import ModelUnsupportedError
+from tandem.core.errors import ModelDamagedError, ModelUnsupportedError
 from tandem.layers.embedding import Embedding
 from tandem.loader.base import BlockTensor
 from tandem.quant.base import WeightFormat, common_format, weight_format
@@ -59,7 +59,8 @@ def test_dense_tiles(rows: int) -> None:
     ("dtypes", "kept"),
     [
         (("Q4_K", "Q6_K", "Q4_K"), WeightFormat(8, 16)),
-        (("Q4_0", "Q4_1"), WeightFormat(4, 32)),
+        (("Q4_0", "Q4_1"), WeightFormat(4, 32, scale_bits=16)),
+        (("Q4_0", "Q8_0"), WeightFormat(8, 16)),
         (("F16", "Q8_0"), WeightFormat(32)),
         (("F16", "BF16"), WeightFormat(32)),
     ],
@@ -93,6 +94,13 @@ def test_rows_can_be_reordered_and_gated_pairs_alternate() -> None:
     assert np.array_equal(rows[:16], first[:16].numpy())
     assert np.array_equal(rows[16:32], second[:16].numpy())
     assert np.array_equal(rows[48:52], second[16:].numpy())
+
+
+def test_a_scale_that_is_no_number_is_damage() -> None:
+    data = random_blocks("Q8_0", 4, 64)
+    data[3, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    with pytest.raises(ModelDamagedError, match=r"blk\.7\.ffn_up"):
+        tile({"blk.7.ffn_up": BlockTensor("Q8_0", (4, 64), torch.from_numpy(data))})
 
 
 def test_unknown_types_are_named() -> None:

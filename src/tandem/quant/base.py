@@ -17,30 +17,31 @@ LANES = 16
 class WeightFormat:
     """How one weight lies in memory.
 
-    ``group`` 0: floats of ``bits``. Otherwise integers of ``bits``, and a scale and a minimum in fp32 for
-    every ``group`` input features of an output feature.
+    ``group`` 0: floats of ``bits``. Otherwise integers of ``bits``, and a scale and a minimum of
+    ``scale_bits`` each for every ``group`` input features of an output feature.
     """
 
     bits: int
     group: int = 0
+    scale_bits: int = 32
     bfloat: bool = False
 
     def memory_bytes(self, out_features: int, in_features: int) -> int:
         """Bytes of a tiled weight: output features are padded to pairs of tiles."""
         rows = -(-out_features // (2 * LANES)) * 2 * LANES
         groups = in_features // self.group if self.group else 0
-        return rows * in_features * self.bits // 8 + rows * groups * 8
+        return rows * in_features * self.bits // 8 + rows * groups * self.scale_bits // 4
 
 
 _FORMATS = {
     "F32": WeightFormat(32),
     "F16": WeightFormat(16),
     "BF16": WeightFormat(16, bfloat=True),
-    "Q4_0": WeightFormat(4, 32),
-    "Q4_1": WeightFormat(4, 32),
-    "Q5_0": WeightFormat(8, 32),
-    "Q5_1": WeightFormat(8, 32),
-    "Q8_0": WeightFormat(8, 32),
+    "Q4_0": WeightFormat(4, 32, scale_bits=16),
+    "Q4_1": WeightFormat(4, 32, scale_bits=16),
+    "Q5_0": WeightFormat(8, 32, scale_bits=16),
+    "Q5_1": WeightFormat(8, 32, scale_bits=16),
+    "Q8_0": WeightFormat(8, 32, scale_bits=16),
     "Q2_K": WeightFormat(4, 16),
     "Q3_K": WeightFormat(8, 16),
     "Q4_K": WeightFormat(4, 32),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from tandem.core.errors import ModelDamagedError
 from tandem.loader.base import BlockTensor
 from tandem.quant.base import LANES, TiledWeight, WeightFormat, common_format
 from tandem.quant.blocks import GroupedRows, decode_rows
@@ -64,18 +65,29 @@ def _tile(
     for first in range(0, tiles, _BAND_TILES):
         band = slice(first * LANES, min(first + _BAND_TILES, tiles) * LANES)
         _fill(weight, form, first, _band_rows(parts, source[band], row[band], form, features))
+    if form.scale_bits == 16 and _any_infinite_half(weight.scale, weight.minimum):
+        raise ModelDamagedError(
+            f"{', '.join(named)}: the scale of a block is not a finite number",
+            remedy="download the file again",
+        )
     return weight
+
+
+def _any_infinite_half(*arrays: np.ndarray) -> bool:
+    """Exponents of all ones: infinite, or not a number."""
+    return any(bool(((array & 0x7C00) == 0x7C00).any()) for array in arrays)
 
 
 def _empty(form: WeightFormat, tiles: int, out_features: int, features: int) -> TiledWeight:
     groups = features // form.group if form.group else 0
     depth = features // 2 if form.bits == 4 else features
+    scale_kind = np.int16 if form.scale_bits == 16 else np.float32
     kinds = {4: np.uint8, 8: np.int8, 32: np.float32}
     kind = kinds.get(form.bits) or (np.uint16 if form.bfloat else np.int16)
     return TiledWeight(
         np.empty((tiles, depth, LANES), kind),
-        np.empty((tiles if groups else 0, groups, LANES), np.float32),
-        np.empty((tiles if groups else 0, groups, LANES), np.float32),
+        np.empty((tiles if groups else 0, groups, LANES), scale_kind),
+        np.empty((tiles if groups else 0, groups, LANES), scale_kind),
         out_features,
         features,
     )
@@ -116,5 +128,13 @@ def _fill(weight: TiledWeight, form: WeightFormat, first: int, rows: GroupedRows
     else:
         weight.values[band] = values.view(weight.values.dtype)
     if form.group:
-        weight.scale[band] = rows.scale.reshape(tiles, LANES, -1).transpose(0, 2, 1)
-        weight.minimum[band] = rows.minimum.reshape(tiles, LANES, -1).transpose(0, 2, 1)
+        for target, source in ((weight.scale, rows.scale), (weight.minimum, rows.minimum)):
+            target[band] = _kept(source, form).reshape(tiles, LANES, -1).transpose(0, 2, 1)
+
+
+def _kept(scale: np.ndarray, form: WeightFormat) -> np.ndarray:
+    """Block types with half-float scales lose nothing by keeping them so (-8·d of Q4_0 is exact too)."""
+    if form.scale_bits == 32:
+        return scale
+    with np.errstate(over="ignore"):
+        return np.asarray(scale.astype(np.float16).view(np.int16))

@@ -8,8 +8,8 @@ Weights are stored for this order, in tiles of LANES output features (``quant/ti
 
     values   float32 | int16 (half) | uint16 (bfloat16) | int8  [T, K, LANES]
              or uint8 [T, K / 2, LANES]: the low nibble of row j is feature 2j, the high one 2j + 1
-    scale    float32 [T, G, LANES], G groups along K; weight = scale · value + minimum
-    minimum  float32 [T, G, LANES]     (both are empty for the float types)
+    scale    float32 | int16 (half) [T, G, LANES], G groups along K; weight = scale · value + minimum
+    minimum  of scale's type and shape     (both are empty for the float types)
 
 For few rows, weights go from memory to registers and are used for a block of rows there. For many, a pair of
 tiles is dequantized into a scratch that stays in the second-level cache and is read by every block.

@@ -5,21 +5,32 @@
 
 #include <cuda_fp16.h>
 
+#include "../../csrc/overlap.cuh"
+
 #ifndef ROWS
 #define ROWS 1
 #endif
 
 extern "C" __global__ void __launch_bounds__(256)
-    dense_rows(const __half* __restrict__ weight, const float* __restrict__ x, float* __restrict__ y, int N, int K,
+    dense_rows(const __half* weight, const float* x, float* y, int N, int K,
                int rows) {
     __shared__ float parts[8][ROWS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x * 2 + (warp >> 2);
     float acc[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) acc[r] = 0.0f;
+    let_next_begin();
+    uint4 ahead[4];
+    const int first = ((warp & 3) * 32 + lane) * 8;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (n < N && first + 1024 * i < K) ahead[i] = __ldg((const uint4*)(weight + (size_t)n * K + first + 1024 * i));
+    wait_for_earlier();
     if (n < N) {
-        for (int k = ((warp & 3) * 32 + lane) * 8; k < K; k += 1024) {
-            const uint4 packed = *(const uint4*)(weight + (size_t)n * K + k);
+#pragma unroll 4
+        for (int i = 0; first + 1024 * i < K; i++) {
+            const int k = first + 1024 * i;
+            const uint4 packed = i < 4 ? ahead[i & 3] : *(const uint4*)(weight + (size_t)n * K + k);
             const __half2* h = (const __half2*)&packed;
             float w[8];
 #pragma unroll
