@@ -110,15 +110,18 @@ def counting_ms(catalogue: Catalogue, repeats: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--recipes", type=int, default=100_000)
+    parser.add_argument("--store", type=Path, help="keep the store here, and use it again")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/catalogue"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "catalogue.sqlite3"
+        path = arguments.store or Path(folder) / "catalogue.sqlite3"
         store = Store(path)
         start = time.perf_counter()
-        models = synthetic_models(40)
-        rebuild_store(store, synthetic_recipes(arguments.recipes, 1), models, (), TODAY.toordinal(), "fixed")
+        state = f"made up, {arguments.recipes}"
+        if store.meta("state") != state:
+            recipes = synthetic_recipes(arguments.recipes, 1)
+            rebuild_store(store, recipes, synthetic_models(40), (), TODAY.toordinal(), state)
         built_s = time.perf_counter() - start
         print(f"built in {built_s:.0f} s", file=sys.stderr)
         many = Catalogue(None, store=store, today=TODAY, calculator=Threshold())

@@ -92,7 +92,7 @@ def _decode(recipe: Recipe) -> Markup:
 def _tested(recipe: Recipe) -> Markup:
     cells = []
     for test in recipe.tested:
-        who = Markup("@{}").format(test.by.value) if test.by.value is not None else _cell(test.by)
+        who = Markup("@") + _cell(test.by) if test.by.value is not None else _cell(test.by)
         cells.append(Markup("{} on {}").format(who, _cell(test.date)))
     return Markup("<br>").join(cells) or _GAP
 

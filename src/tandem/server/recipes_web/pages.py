@@ -241,11 +241,12 @@ def recipe_values(catalogue: Catalogue, entry: Entry, hardware: Hardware | None)
             ("prerequisites", "Prerequisites", recipe.prerequisites),
             ("steps", "Steps", recipe.steps),
             ("pins", "Pins", True),
+            ("evidence", "Evidence", not recipe.steps),
             ("profiles", "Profiles", True),
             ("mechanisms", "What makes it work", recipe.mechanisms),
             ("numbers", "Measured numbers", recipe.measurements),
             ("issues", "Known issues", recipe.issues),
-            ("evidence", "Evidence", True),
+            ("evidence", "Evidence", recipe.steps),
             ("related", "Related", recipe.related),
             ("sources", "Sources", True),
         )
