@@ -17,7 +17,7 @@ from tandem.recipes.columns import ABSENT, FIRST, NONE, Column, Ints
 from tandem.recipes.facets import BY_KEY, Facet
 from tandem.recipes.index import CatalogueIndex
 from tandem.recipes.matching import Matching
-from tandem.recipes.query import Query, Toggles
+from tandem.recipes.query import Query
 from tandem.recipes.query_error import QueryError
 from tandem.recipes.terms import WORD_LABELS, Term, parse_term, value_term
 
@@ -146,7 +146,7 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
     unknown = selected.count_code(NONE)
     if facet.key not in query.find or chosen.keys() & {"~na", "~none"}:
         listed |= {"~na": selected.count_code(ABSENT), "~none": unknown}
-    toggles = Toggles(query, facet.key)
+    toggle = matching.toggles.toggle
     return FacetView(
         facet=facet,
         total=base.records,
@@ -154,7 +154,7 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
         distinct=distinct,
         truncated=truncated,
         values=tuple(
-            FacetValue(text, _label_of(facet, text, label), number, text in chosen, toggles.toggle(text))
+            FacetValue(text, _label_of(facet, text, label), number, text in chosen, toggle(facet.key, text))
             for text, number in listed.items()
             if number or text in chosen
         ),
@@ -163,6 +163,8 @@ def facet_view(matching: Matching, facet: Facet, label: Labeller, limit: int | N
 
 
 def _label_of(facet: Facet, text: str, label: Labeller) -> str:
+    if facet.kind == "term" and not text.startswith("~"):
+        return label(facet.key, text)
     return term_label(facet, parse_term(facet, text), label)
 
 

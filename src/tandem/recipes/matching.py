@@ -10,7 +10,7 @@ from tandem.recipes.buckets import top_codes
 from tandem.recipes.columns import ABSENT, FIRST, NONE, Base, Bools, Column, Ints, accept
 from tandem.recipes.facets import Facet, Group, facets_of
 from tandem.recipes.index import CatalogueIndex
-from tandem.recipes.query import Query
+from tandem.recipes.query import Query, Toggles
 from tandem.recipes.terms import Term, within
 
 
@@ -24,6 +24,7 @@ class Matching:
 
     def __init__(self, index: CatalogueIndex, query: Query, found: Ints | None, fits: Column | None) -> None:
         self.query = query
+        self.toggles = Toggles(query)
         self.grain = index.grain(query.grain)
         self.facets = tuple(
             facet for facet in facets_of(query.grain) if facet.key != "fits" or fits is not None

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from urllib.parse import quote
 
 from tandem.recipes.facets import BY_KEY, GRAINS, VERDICTS, Facet, Grain, facets_of
@@ -119,18 +120,16 @@ class Query:
 class Toggles:
     """Query strings with one value of one facet chosen, or no longer, without building each query anew."""
 
-    def __init__(self, query: Query, key: str) -> None:
+    def __init__(self, query: Query) -> None:
         self._query = query
-        self._key = key
         self._pairs = [pair for pair in query.pairs() if pair[0] != "cursor"]
         self._encoded = [encode([pair]) for pair in self._pairs]
 
-    def toggle(self, text: str) -> str:
+    def toggle(self, key: str, text: str) -> str:
         """What ``query.toggled(key, term).query_string()`` is, for the term's canonical text."""
-        if text == "~other" or self._query.uses_other(self._key):  # decides whether ``top`` is written
-            term = parse_term(BY_KEY[self._key], text)
-            return self._query.toggled(self._key, term).query_string()
-        pair = (self._key, text)
+        if text == "~other":  # decides whether ``top`` is written
+            return self._query.toggled(key, Term(text, word="other")).query_string()
+        pair = (key, text)
         place = bisect_left(self._pairs, pair)
         if place < len(self._pairs) and self._pairs[place] == pair:
             parts = self._encoded[:place] + self._encoded[place + 1 :]
@@ -140,7 +139,12 @@ class Toggles:
 
 
 def encode(pairs: Params) -> str:
-    return "&".join(f"{quote(key, _SAFE)}={quote(value, _SAFE)}" for key, value in pairs)
+    return "&".join(f"{_quoted(key)}={_quoted(value)}" for key, value in pairs)
+
+
+@lru_cache(maxsize=4096)
+def _quoted(text: str) -> str:
+    return quote(text, _SAFE)
 
 
 def parse_query(params: Params, resolve: Resolver = lambda key, value: value) -> Query:

@@ -136,19 +136,22 @@ def drilldown_values(catalogue: Catalogue, found: Drilldown) -> dict[str, Any]:
         "sections": _sections(found),
         "hw": hw_text,
         "hw_link": Query(hardware=query.hardware).query_string(),
-        "hidden_fields": lambda without: hidden_fields(query, without),
+        "hidden_fields": HiddenFields(query),
         "possible_link": replace(query, possible=not query.possible, cursor="").query_string(),
         "strict_link": replace(query, strict=not query.strict, cursor="").query_string(),
         "problems": [str(problem) for problem in catalogue.problems()],
     }
 
 
-def hidden_fields(query: Query, without: Sequence[str]) -> Markup:
-    """The query as hidden inputs, for a form that changes one thing of it."""
-    pairs = [(key, value) for key, value in query.pairs() if key not in without and key != "cursor"]
-    return Markup("").join(
-        Markup('<input type="hidden" name="{}" value="{}">').format(*pair) for pair in pairs
-    )
+class HiddenFields:
+    """The query as hidden inputs, for forms that change one thing of it."""
+
+    def __init__(self, query: Query) -> None:
+        field = Markup('<input type="hidden" name="{}" value="{}">')
+        self._fields = [(key, field.format(key, value)) for key, value in query.pairs() if key != "cursor"]
+
+    def __call__(self, without: Sequence[str]) -> Markup:
+        return Markup("").join(field for key, field in self._fields if key not in without)
 
 
 def _headings(query: Query) -> list[Heading]:
