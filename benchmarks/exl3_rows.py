@@ -1,9 +1,9 @@
-"""EXL3 row products of GLM-5.3-Flash's shapes on one card: time, weights and bytes a second.
+"""EXL3 row products of GLM-5.3-Flash's shapes on one card: time, weights and bytes a second, by block shape.
 
-    python benchmarks/exl3_rows.py [--out benchmarks/results/exl3_rows_<card>_<date>.json]
+    python benchmarks/exl3_rows.py [--shapes 4,8,2,2 4,4,3,3] [--out FILE]
 
 Each product is captured in a CUDA graph over several copies of its weights, so that the cache does not help
-and launches do not count. The three parts (rotate, product, finish) are timed together.
+and launches do not count. The integer product alone is timed.
 """
 
 from __future__ import annotations
@@ -11,29 +11,54 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.cuda import Activations, Exl3Stack, Jobs, RowsKernels, dense_jobs, splits_for
+from tandem.kernels.exl3.cuda import (
+    SOURCE,
+    Exl3Matrix,
+    Exl3Rows,
+    Exl3Stack,
+    Jobs,
+    Scratch,
+    Shape,
+    row_bucket,
+)
+from tandem.kernels.nvrtc import compile_cubin
 
+CUBINS = Path("/tmp/cubins")
 CASES = [
-    # name, matrices, jobs, inputs, outputs, bits
-    ("kda qkv", 1, 1, 4096, 24576, 5),
-    ("o_proj", 1, 1, 8192, 4096, 5),
-    ("mla o_proj", 1, 1, 16384, 4096, 5),
-    ("q_b", 1, 1, 1536, 16384, 5),
-    ("dense gate", 1, 1, 4096, 12288, 4),
-    ("dense down", 1, 1, 12288, 4096, 4),
-    ("head", 1, 1, 4096, 154880, 6),
-    ("8 experts gate", 288, 8, 4096, 2048, 3),
-    ("8 experts down", 288, 8, 2048, 4096, 3),
-    ("57 experts gate", 288, 57, 4096, 2048, 3),
-    ("57 experts down", 288, 57, 2048, 4096, 3),
+    # name, groups, matrices, jobs, inputs, outputs, bits, rows
+    ("kda qkv", 1, 1, 1, 4096, 24576, 5, 1),
+    ("kda o_proj", 1, 1, 1, 8192, 4096, 5, 1),
+    ("mla o_proj", 1, 1, 1, 16384, 4096, 5, 1),
+    ("q_b", 1, 1, 1, 1536, 16384, 5, 1),
+    ("head", 1, 1, 1, 4096, 154880, 6, 1),
+    ("9 gate+up", 2, 64, 9, 4096, 2048, 3, 1),
+    ("9 down", 1, 128, 9, 2048, 4096, 3, 1),
+    ("qkv, 8 rows", 1, 1, 1, 4096, 24576, 5, 8),
+    ("57 gate+up", 2, 128, 57, 4096, 2048, 3, 8),
+    ("57 down", 1, 128, 57, 2048, 4096, 3, 8),
 ]
 
 
-def expert_jobs(matrices: int, jobs: int, device: torch.device) -> Jobs:
+def build(define: tuple[int, int, tuple[int, int, int, int]]) -> None:
+    bits, rows, (tiles, warps, depth, blocks) = define
+    source = SOURCE.with_defines(
+        BITS_A=bits, BITS_B=bits, ROWS=rows, TILES=tiles, WARPS=warps, DEPTH=depth, BLOCKS=blocks
+    )
+    compile_cubin(source, "sm_90", CUBINS)
+
+
+def jobs_of(matrices: int, jobs: int, rows: int, device: torch.device) -> Jobs:
+    if jobs == 1:
+        made = Jobs.dense(rows, device)
+        which = int(torch.randint(matrices, (1,)))
+        made.pair_matrix.fill_(which)
+        made.job_matrix.fill_(which)
+        return made
     chosen = sorted(torch.randperm(matrices)[:jobs].tolist())
 
     def ints(values: list[int]) -> torch.Tensor:
@@ -44,92 +69,91 @@ def expert_jobs(matrices: int, jobs: int, device: torch.device) -> Jobs:
     )
 
 
-def measure(
-    name: str, case: tuple[int, int, int, int, int], rows: int, kernels: RowsKernels
-) -> dict[str, object]:
-    matrices, job_count, inputs, outputs, bits = case
-    device = kernels.device
-    one = inputs * outputs * bits / 8
-    copies = matrices if matrices > 1 else max(2, int(300e6 // one))
-    trellis = torch.randint(
-        -32768, 32768, (copies, inputs // 16, outputs // 16, 16 * bits), dtype=torch.int16, device=device
-    )
-    stack = Exl3Stack.of(
-        trellis,
-        torch.randn(copies, inputs, device=device).half(),
-        torch.randn(copies, outputs, device=device).half(),
-    )
-    repeats = 20
-    x = torch.randn(rows, inputs, device=device)
-    sets = []
-    for _ in range(repeats):
-        if matrices > 1:
-            jobs = expert_jobs(matrices, job_count, device)
-        else:
-            jobs = dense_jobs(rows, device)
-            which = int(torch.randint(copies, (1,)))
-            jobs.pair_matrix.fill_(which)
-            jobs.job_matrix.fill_(which)
-        sets.append(jobs)
-    pairs = sets[0].capacity
-    most = rows if matrices == 1 else 1
-    properties = torch.cuda.get_device_properties(device)
-    splits = splits_for(inputs, outputs, job_count, most, properties.multi_processor_count)
-    activations = Activations.empty(pairs, inputs, device)
-    partial = torch.empty(splits, pairs, 2, outputs, dtype=torch.int32, device=device)
-    y = torch.empty(pairs, outputs, device=device)
+def measure(kernels: Exl3Rows, stack: Exl3Stack, jobs_count: int, rows: int, splits: int) -> float:
+    """Microseconds of one product."""
+    device, repeats = kernels.device, 10
+    sets = [jobs_of(stack.matrices, jobs_count, rows, device) for _ in range(repeats)]
+    pairs = stack.groups * sets[0].capacity
+    scratch = Scratch.empty(pairs * stack.inputs, splits * pairs * stack.widest, splits * pairs, device)
+    inputs = scratch.inputs(pairs, stack.inputs)
+    inputs.rotated.normal_()
+    inputs.peaks.fill_(4.0)
+    out = scratch.outputs(splits, pairs, stack.widest)
 
-    def step(jobs: Jobs) -> None:
-        kernels.rotate(x, stack, jobs, activations)
-        kernels.product(activations, stack, jobs, partial, most)
-        kernels.finish(partial, activations, stack, jobs, y)
+    def run() -> None:
+        for jobs in sets:
+            kernels.product(inputs, stack, jobs, out, rows)
 
-    for jobs in sets[:2]:
-        step(jobs)
+    run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for jobs in sets:
-            step(jobs)
+        run()
     times = []
-    for _ in range(15):
+    for _ in range(9):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / repeats)
-    microseconds = statistics.median(times)
-    weights = inputs * outputs * job_count
-    return {
-        "name": name,
-        "rows": rows,
-        "splits": splits,
-        "us": round(microseconds, 2),
-        "tera_weights_per_s": round(weights / microseconds * 1e-6, 2),
-        "terabytes_per_s": round(weights * bits / 8 / microseconds * 1e-6, 2),
-    }
+    return statistics.median(times)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--shapes", nargs="+", default=["4,8,2,2"])
+    parser.add_argument("--splits", nargs="+", type=int, default=[1, 2, 3, 4, 5, 6, 8, 12])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    shapes = [tuple(int(x) for x in shape.split(",")) for shape in options.shapes]
+    wanted = {(case[6], row_bucket(case[7]), shape) for case in CASES for shape in shapes}
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(build, sorted(wanted)))
     device = torch.device("cuda", 0)
-    kernels = RowsKernels(device, None)
-    results = []
-    for name, *case in CASES:
-        for rows in (1, 8) if case[0] == 1 else (1,):
-            row = measure(name, tuple(case), rows, kernels)  # type: ignore[arg-type]
-            results.append(row)
-            print(
-                "{name:18s} rows {rows:2d} splits {splits:2d} {us:8.2f} us {tera_weights_per_s:6.2f} Tw/s "
-                "{terabytes_per_s:5.2f} TB/s".format(**row)
-            )
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    records = []
+    for name, groups, matrices, jobs, inputs, outputs, bits, rows in CASES:
+        copies = matrices if jobs > 1 else max(2, int(200e6 // (inputs * outputs * bits / 8)))
+        stack = Exl3Stack.of(
+            [
+                [
+                    Exl3Matrix(
+                        torch.randint(
+                            -32768,
+                            32768,
+                            (inputs // 16, outputs // 16, 16 * bits),
+                            dtype=torch.int16,
+                            device=device,
+                        ),
+                        torch.ones(inputs, device=device).half(),
+                        torch.ones(outputs, device=device).half(),
+                    )
+                    for _ in range(copies)
+                ]
+                for _ in range(groups)
+            ]
+        )
+        weights = inputs * outputs * jobs * groups
+        print(name)
+        for shape in shapes:
+            kernels = Exl3Rows(device, CUBINS, processors, Shape(*shape))
+            line = ""
+            for splits in options.splits:
+                if (inputs // 16) // splits < shape[1] or 2 * row_bucket(rows) * inputs // splits > 100_000:
+                    continue
+                us = measure(kernels, stack, jobs, rows, splits)
+                line += f" s{splits} {us:6.1f} {weights / us * 1e-6:4.2f}"
+                records.append(
+                    {"name": name, "shape": shape, "rows": rows, "splits": splits, "us": round(us, 2)}
+                    | {"tera_weights_per_s": round(weights / us * 1e-6, 2)}
+                    | {"terabytes_per_s": round(weights * bits / 8 / us * 1e-6, 2)}
+                )
+            print(f"  {','.join(map(str, shape))}: {line}")
     if options.out:
-        record = {"card": torch.cuda.get_device_name(0), "torch": torch.__version__, "products": results}
+        record = {"card": torch.cuda.get_device_name(0), "torch": torch.__version__, "products": records}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

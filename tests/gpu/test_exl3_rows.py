@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tandem.kernels.exl3.cuda import Activations, Exl3Stack, RowsKernels, dense_jobs, splits_for
+from tandem.kernels.exl3.cuda import Exl3Matrix, Exl3Rows, Exl3Stack, Jobs, Scratch
 from tandem.kernels.exl3.reference import exl3_linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
@@ -13,50 +13,57 @@ SHAPES = [(128, 128), (512, 384), (4096, 1024), (2048, 4096)]
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    return RowsKernels(torch.device("cuda", 0), tmp_path_factory.mktemp("cubin"))
+    return Exl3Rows(torch.device("cuda", 0), tmp_path_factory.mktemp("cubin"), 132)
 
 
-def random_stack(matrices, inputs, outputs, bits, seed):
+def random_matrix(inputs, outputs, bits, seed):
     generator = torch.Generator().manual_seed(seed)
-    trellis = torch.randint(
-        -32768,
-        32768,
-        (matrices, inputs // 16, outputs // 16, 16 * bits),
-        generator=generator,
-        dtype=torch.int16,
-    )
-    suh = torch.randn(matrices, inputs, generator=generator).half()
-    svh = torch.randn(matrices, outputs, generator=generator).half()
-    return Exl3Stack.of(trellis.cuda(), suh.cuda(), svh.cuda())
+    shape = (inputs // 16, outputs // 16, 16 * bits)
+    trellis = torch.randint(-32768, 32768, shape, generator=generator, dtype=torch.int16)
+    suh = torch.randn(inputs, generator=generator).half()
+    svh = torch.randn(outputs, generator=generator).half()
+    return Exl3Matrix(trellis.cuda(), suh.cuda(), svh.cuda())
 
 
-def run(kernels, stack, x, splits=None):
-    rows = x.shape[0]
-    jobs = dense_jobs(rows, x.device)
-    splits = splits or splits_for(stack.inputs, stack.outputs, 1, rows, 132)
-    activations = Activations.empty(rows, stack.inputs, x.device)
-    partial = torch.full((splits, rows, 2, stack.outputs), 2**30, dtype=torch.int32, device=x.device)
-    y = torch.full((rows, stack.outputs), float("nan"), device=x.device)
-    kernels.rotate(x, stack, jobs, activations)
-    kernels.product(activations, stack, jobs, partial, rows)
-    kernels.finish(partial, activations, stack, jobs, y)
+def random_stack(inputs, outputs, bits, seed):
+    return Exl3Stack.of([[random_matrix(inputs, outputs, bits, seed)]])
+
+
+def run(kernels, stack, x, splits=None, jobs=None, group=0):
+    jobs = jobs or Jobs.dense(x.shape[0], x.device)
+    rows, pairs = x.shape[0], stack.groups * jobs.capacity
+    splits = splits or kernels.splits(stack, jobs, rows)
+    scratch = Scratch.empty(pairs * stack.inputs, splits * pairs * stack.widest, splits * pairs, x.device)
+    scratch.values.fill_(2**30)
+    scratch.rotated.fill_(float("nan"))
+    inputs, out = scratch.inputs(pairs, stack.inputs), scratch.outputs(splits, pairs, stack.widest)
+    y = torch.full((jobs.capacity, stack.outputs[group]), float("nan"), device=x.device)
+    kernels.rotate(x, stack, jobs, inputs)
+    kernels.product(inputs, stack, jobs, out, rows)
+    kernels.finish(out, stack, jobs, y, group)
     return y
+
+
+def exact(x, stack, group=0, matrix=0):
+    trellis = stack.trellises[group * stack.matrices + matrix].cpu()
+    suh, svh = stack.suh[group, matrix].cpu(), stack.svh[group][matrix].cpu()
+    return exl3_linear(x, trellis, suh, svh, "mul1")
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_equals_the_exact_decode(kernels, inputs, outputs, bits):
-    stack = random_stack(1, inputs, outputs, bits, seed=bits)
+    stack = random_stack(inputs, outputs, bits, seed=bits)
     x = torch.randn(5, inputs)
     found = run(kernels, stack, x.cuda()).cpu()
-    expected = exl3_linear(x, stack.trellis[0].cpu(), stack.suh[0].cpu(), stack.svh[0].cpu(), "mul1")
+    expected = exact(x, stack)
     error = (found - expected).norm() / expected.norm()
     assert error < 3e-4
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16])
 def test_a_rows_bits_depend_on_that_row_alone(kernels, rows):
-    stack = random_stack(1, 1024, 512, 3, seed=7)
+    stack = random_stack(1024, 512, 3, seed=7)
     x = torch.randn(16, 1024).cuda()
     together = run(kernels, stack, x[:rows].contiguous())
     for row in range(rows):
@@ -65,11 +72,37 @@ def test_a_rows_bits_depend_on_that_row_alone(kernels, rows):
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 5])
 def test_splitting_k_changes_no_bit(kernels, splits):
-    stack = random_stack(1, 2048, 256, 5, seed=3)
+    stack = random_stack(2048, 256, 5, seed=3)
     x = torch.randn(3, 2048).cuda()
     assert torch.equal(run(kernels, stack, x, splits), run(kernels, stack, x, 4))
 
 
 def test_a_row_of_zeros_gives_zeros(kernels):
-    stack = random_stack(1, 256, 256, 4, seed=5)
+    stack = random_stack(256, 256, 4, seed=5)
     assert torch.equal(run(kernels, stack, torch.zeros(2, 256).cuda()).cpu(), torch.zeros(2, 256))
+
+
+def test_groups_of_other_widths_and_experts_of_two_rates(kernels):
+    """Three rows meet five of seven experts; group 1 is wider than group 0, the last expert has more bits."""
+    narrow = [random_matrix(256, 128, 5 if m == 6 else 3, m) for m in range(7)]
+    wide = [random_matrix(256, 384, 5 if m == 6 else 3, 10 + m) for m in range(7)]
+    stack, x = Exl3Stack.of([narrow, wide]), torch.randn(3, 256)
+
+    def ints(*values):
+        return torch.tensor(values, dtype=torch.int32).cuda()
+
+    pairs = [(0, 1), (2, 1), (1, 3), (0, 4), (0, 6), (1, 6), (2, 6)]
+    padding = [0] * 5
+    jobs = Jobs(
+        ints(*(row for row, _ in pairs), *padding),
+        ints(*(matrix for _, matrix in pairs), *padding),
+        ints(len(pairs)),
+        ints(0, 2, 3, 4, 7, *padding),
+        ints(1, 3, 4, 6, *padding),
+        ints(4),
+    )
+    for group in (0, 1):
+        y = run(kernels, stack, x.cuda(), jobs=jobs, group=group).cpu()
+        for pair, (row, matrix) in enumerate(pairs):
+            expected = exact(x[row : row + 1], stack, group, matrix)[0]
+            assert (y[pair] - expected).norm() / expected.norm() < 5e-4

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tandem.core.errors import EngineFault, ModelUnsupportedError
 from tandem.core.log import get_logger
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
 
 _log = get_logger("kernels")
 
-_DEFAULT_SHARED_BYTES = 47 * 1024
-"""48 KiB less what a kernel may hold statically."""
+_OWN_HEADER = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+_DEFAULT_SHARED_BYTES = 15 * 1024
+"""Without asking: 48 KiB less what a kernel may hold statically."""
 SUPPORTED_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
@@ -63,9 +67,7 @@ def compile_cubin(source: KernelSource, architecture: str, cache_dir: Path | Non
     ModelUnsupportedError if the GPU packages are missing.
     """
     core, version, include = _toolchain()
-    text = source.path.read_text()
-    for header in sorted(source.path.parent.glob("*.cuh")):
-        text = text.replace(f'#include "{header.name}"', header.read_text())
+    text = _with_headers(source.path)
     key = hashlib.sha256(repr((text, source.defines, architecture, version)).encode()).hexdigest()
     kept = cache_dir / "cubin" / f"{source.path.stem}-{key[:32]}.cubin" if cache_dir else None
     if kept is not None and kept.is_file():
@@ -74,7 +76,7 @@ def compile_cubin(source: KernelSource, architecture: str, cache_dir: Path | Non
         arch=architecture,
         std="c++17",
         include_path=list(include),
-        define_macro=[(name, str(value)) for name, value in source.defines],
+        define_macro=[(name, str(value)) for name, value in source.defines] or None,
         use_fast_math=False,
     )
     try:
@@ -84,6 +86,15 @@ def compile_cubin(source: KernelSource, architecture: str, cache_dir: Path | Non
     if kept is not None:
         _keep(kept, code)
     return code
+
+
+def _with_headers(path: Path) -> str:
+    """The source with its own headers (``#include "…"``, relative to it) in place: one text to hash."""
+
+    def insert(match: re.Match[str]) -> str:
+        return _with_headers((path.parent / match[1]).resolve())
+
+    return _OWN_HEADER.sub(insert, path.read_text())
 
 
 def _keep(path: Path, code: bytes) -> None:
@@ -117,6 +128,7 @@ class KernelModule:
     cache_dir: Path | None
     _kernels: dict[str, Any] = field(default_factory=dict)
     _allowed_shared: dict[str, int] = field(default_factory=dict)
+    _overlaps: bool = False
     _object: Any = None
 
     def launch(
@@ -124,10 +136,12 @@ class KernelModule:
         name: str,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
-        *args: object,
+        *args: torch.Tensor | float | None,
         shared_bytes: int = 0,
     ) -> None:
-        """Queue one kernel. ``args``: tensors (their address), or numpy/ctypes scalars of the exact type."""
+        """Queue one kernel. ``args``: tensors (their address), None (a null address), int (int32), float
+        (fp32).
+        """
         import torch
 
         core = _toolchain()[0]
@@ -138,9 +152,13 @@ class KernelModule:
             _allow_shared(kernel, self.device_index, shared_bytes)
             self._allowed_shared[name] = shared_bytes
         stream = core.Stream.from_handle(torch.cuda.current_stream(self.device_index).cuda_stream)
-        config = core.LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
-        passed = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        core.launch(stream, config, kernel, *passed)
+        config = core.LaunchConfig(
+            grid=grid,
+            block=block,
+            shmem_size=shared_bytes,
+            programmatic_stream_serialization=self._overlaps,
+        )
+        core.launch(stream, config, kernel, *(_as_passed(arg) for arg in args))
 
     def _load(self) -> Any:
         import torch
@@ -149,9 +167,18 @@ class KernelModule:
             core = _toolchain()[0]
             core.Device(self.device_index).set_current()
             major, minor = torch.cuda.get_device_capability(self.device_index)
+            self._overlaps = major >= 9  # csrc/overlap.cuh
             code = compile_cubin(self.source, f"sm_{major}{minor}", self.cache_dir)
             self._object = core.ObjectCode.from_cubin(code)
         return self._object
+
+
+def _as_passed(arg: torch.Tensor | float | None) -> Any:
+    if arg is None:
+        return 0
+    if isinstance(arg, int):
+        return np.int32(arg)
+    return np.float32(arg) if isinstance(arg, float) else arg.data_ptr()
 
 
 _modules: dict[tuple[KernelSource, int], KernelModule] = {}

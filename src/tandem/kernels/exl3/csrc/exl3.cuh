@@ -6,6 +6,8 @@
 
 #include <cuda_fp16.h>
 
+#include "../../csrc/overlap.cuh"
+
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef signed char i8;

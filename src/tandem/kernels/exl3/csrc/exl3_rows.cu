@@ -5,7 +5,7 @@
 // up, or two projections of one input): the same jobs over other matrices, with pairs of their own.
 //
 // Macros: BITS_A, BITS_B (1..8; a matrix has one of the two), ROWS (1, 2, 4, 8, 16: most pairs of a job),
-// TILES (n-tiles of 16 columns a warp holds), WARPS, DEPTH (loads in flight).
+// TILES (n-tiles of 16 columns a warp holds), WARPS, DEPTH (loads in flight), BLOCKS (a processor, at least).
 
 #include "exl3.cuh"
 
@@ -27,14 +27,19 @@
 #ifndef DEPTH
 #define DEPTH 2
 #endif
+#ifndef BLOCKS
+#define BLOCKS 2
+#endif
 #define PASSES ((ROWS + 7) / 8)
 
 // x fp32 [rows, inputs] -> rotated fp32 [groups, pairs, inputs], peaks fp32 [groups, pairs, inputs / 128].
 // suh fp16 [groups, matrices, inputs]. Grid: (pairs, ceil(inputs / 128 / warps of a block), groups).
-extern "C" __global__ void rotate_pairs(const float* __restrict__ x, const __half* __restrict__ suh,
-                                        const int* __restrict__ pair_row, const int* __restrict__ pair_matrix,
-                                        const int* __restrict__ pair_count, float* __restrict__ rotated,
-                                        float* __restrict__ peaks, int inputs, int matrices) {
+extern "C" __global__ void rotate_pairs(const float* x, const __half* suh,
+                                        const int* pair_row, const int* pair_matrix,
+                                        const int* pair_count, float* rotated,
+                                        float* peaks, int inputs, int matrices) {
+    let_next_begin();
+    wait_for_earlier();
     const int pair = blockIdx.x, block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (pair >= *pair_count || block * ROTATION >= inputs) return;
     const int at = block * ROTATION + 4 * (threadIdx.x & 31);
@@ -114,9 +119,12 @@ __device__ __forceinline__ void quantize_rows(i8* shared, int stride, const floa
 
 //   MMA row   0..7 high bytes of pairs 0..7,   8..15 low bytes of the same pairs
 //   MMA k     four times each input row: the four bytes of a codeword meet the same activation
-template <int BITS>
+//
+// The first tiles are asked for before `prepare` puts the activations in place.
+template <int BITS, class Prepare>
 __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][2][4], const u32* matrix, const i8* shared,
-                                         int stride, int first, int end, int n_tiles, int n_tile) {
+                                         int stride, int first, int end, int n_tiles, int n_tile,
+                                         const Prepare& prepare) {
     constexpr int WORDS = 8 * BITS;           // 32-bit words of a tile
     constexpr bool three = BITS >= 5;         // shift + 16 + 7 BITS can pass 64 bits
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane & 3, r = lane >> 2;
@@ -144,6 +152,7 @@ __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][2][4], const 
 #pragma unroll
     for (int d = 0; d < DEPTH; d++)
         if (d < steps) load(next[d]);
+    prepare();
 
     const i8* rows[PASSES];
     u32 live[PASSES];
@@ -205,18 +214,23 @@ __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][2][4], const 
 
 // trellis u64 [groups, matrices]: address of each matrix's tiles [inputs/16, outputs/16, 8 K] u32; bits and
 // outputs int32 [groups, matrices]. job_start [jobs + 1] in pairs, job_matrix [jobs], the same for all groups.
+// fixed_jobs: no earlier kernel writes them, so that weights can be asked for before its end.
 // -> partial int32 [splits, groups * pairs, 2, pitch], sums [splits, groups * pairs], scale [groups * pairs].
 // Grid: (widest outputs / (16 TILES), splits, groups * most jobs); every WARPS-th k-tile of a split is a warp's.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    product_rows(const unsigned long long* __restrict__ trellis, const int* __restrict__ bits,
-                 const int* __restrict__ outputs_of, const float* __restrict__ rotated,
-                 const float* __restrict__ peaks, const int* __restrict__ job_start,
-                 const int* __restrict__ job_matrix, const int* __restrict__ job_count, int* __restrict__ partial,
-                 int* __restrict__ sums, float* __restrict__ scale, int inputs, int pitch, int matrices,
-                 int pair_capacity, int groups) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
+    product_rows(const unsigned long long* trellis, const int* bits,
+                 const int* outputs_of, const float* rotated,
+                 const float* peaks, const int* job_start,
+                 const int* job_matrix, const int* job_count, int* partial,
+                 int* sums, float* scale, int inputs, int pitch, int matrices,
+                 int pair_capacity, int groups, int fixed_jobs) {
     extern __shared__ __align__(16) i8 shared[];
-    const int most_jobs = gridDim.z / groups, group = blockIdx.z / most_jobs, job = blockIdx.z % most_jobs;
-    if (job >= *job_count) return;
+    let_next_begin();
+    if (!fixed_jobs) wait_for_earlier();
+    // The last job comes first: a shared expert has more bits than the others.
+    const int most_jobs = gridDim.z / groups, group = blockIdx.z / most_jobs;
+    const int job = *job_count - 1 - blockIdx.z % most_jobs;
+    if (job < 0) return;
     const int matrix = group * matrices + job_matrix[job];
     const int outputs = outputs_of[matrix];
     if (blockIdx.x * TILES * 16 >= outputs) return;
@@ -227,9 +241,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const int pairs = min(job_start[job + 1] - job_start[job], ROWS);
     const size_t of_split = (size_t)blockIdx.y * groups * pair_capacity + pair;
 
-    quantize_rows(shared, stride, rotated + (size_t)pair * inputs, peaks + (size_t)pair * (inputs / ROTATION), pairs,
-                  inputs, first, end, scale + pair, sums + of_split, blockIdx.x == 0);
-
+    const auto prepare = [&] {
+        if (fixed_jobs) wait_for_earlier();
+        quantize_rows(shared, stride, rotated + (size_t)pair * inputs, peaks + (size_t)pair * (inputs / ROTATION),
+                      pairs, inputs, first, end, scale + pair, sums + of_split, blockIdx.x == 0);
+    };
     int acc[PASSES][TILES][2][4];
 #pragma unroll
     for (int p = 0; p < PASSES; p++)
@@ -241,9 +257,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 for (int j = 0; j < 4; j++) acc[p][i][h][j] = 0;
     const u32* tiles = (const u32*)trellis[matrix];
     if (BITS_A == BITS_B || bits[matrix] == BITS_A)
-        multiply<BITS_A>(acc, tiles, shared, stride, first, end, outputs / 16, blockIdx.x * TILES);
+        multiply<BITS_A>(acc, tiles, shared, stride, first, end, outputs / 16, blockIdx.x * TILES, prepare);
     else
-        multiply<BITS_B>(acc, tiles, shared, stride, first, end, outputs / 16, blockIdx.x * TILES);
+        multiply<BITS_B>(acc, tiles, shared, stride, first, end, outputs / 16, blockIdx.x * TILES, prepare);
 
     // Sums over the warps: integers, so any order gives the same. Rows past `pairs` held stale bytes: dropped.
     constexpr int columns = TILES * 16;
@@ -273,11 +289,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 }
 
 // One group's pairs -> y fp32 [pairs, outputs]. Grid: (pairs, ceil(outputs / 128 / warps of a block)).
-extern "C" __global__ void finish_rows(const int* __restrict__ values, const int* __restrict__ sums,
-                                       const float* __restrict__ scale, const __half* __restrict__ svh,
-                                       const int* __restrict__ pair_matrix, const int* __restrict__ pair_count,
-                                       float* __restrict__ y, int outputs, int pitch, int splits, int pairs,
+extern "C" __global__ void finish_rows(const int* values, const int* sums,
+                                       const float* scale, const __half* svh,
+                                       const int* pair_matrix, const int* pair_count,
+                                       float* y, int outputs, int pitch, int splits, int pairs,
                                        int first_pair) {
+    let_next_begin();
+    wait_for_earlier();
     const int pair = blockIdx.x, block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (pair >= *pair_count || block * ROTATION >= outputs) return;
     const int at = block * ROTATION + 4 * (threadIdx.x & 31);
@@ -289,13 +307,15 @@ extern "C" __global__ void finish_rows(const int* __restrict__ values, const int
 
 // Gate (group 0) and up (group 1) -> the down projection's input: silu(min(gate, limit)) * clamp(up, ±limit),
 // times suh, rotated. svh fp16 [2, matrices, width]. Grid: (pairs, ceil(width / 128 / warps of a block)).
-extern "C" __global__ void finish_gate_up(const int* __restrict__ values, const int* __restrict__ sums,
-                                          const float* __restrict__ scale, const __half* __restrict__ svh,
-                                          const __half* __restrict__ down_suh,
-                                          const int* __restrict__ pair_matrix,
-                                          const int* __restrict__ pair_count, float* __restrict__ rotated,
-                                          float* __restrict__ peaks, int width, int pitch, int matrices, int splits,
+extern "C" __global__ void finish_gate_up(const int* values, const int* sums,
+                                          const float* scale, const __half* svh,
+                                          const __half* down_suh,
+                                          const int* pair_matrix,
+                                          const int* pair_count, float* rotated,
+                                          float* peaks, int width, int pitch, int matrices, int splits,
                                           float limit) {
+    let_next_begin();
+    wait_for_earlier();
     const int pair = blockIdx.x, block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (pair >= *pair_count || block * ROTATION >= width) return;
     const int at = block * ROTATION + 4 * (threadIdx.x & 31), matrix = pair_matrix[pair];

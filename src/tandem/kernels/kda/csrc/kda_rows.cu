@@ -31,35 +31,52 @@ struct Shared {
     float held[2][GROUPS][HEAD], seen[2][GROUPS][HEAD], overlap[2][GROUPS];
 };
 
+// The qkv product is one matrix of 3 H 128 outputs or (grouped) three groups of H 128; svh fp16 [3 H 128].
 // small fp32 [rows, small_pitch]: f_a [128], g_a [128], b [H] from column 0 on. forget_up, gate_up fp16
 // [H * 128, 128]; conv fp32 [3 H 128, 4]; out_suh fp16 [H * 128]. state fp32 [slots, H, 128 keys, 128 values],
 // history [slots, 3, 3 H 128], pending [slots, 16, 4 H 128 + H], committed int32 [slots, H].
 // lower_bound 0: the unbounded form of the decay. -> rotated [rows, H * 128] and its peaks.
 extern "C" __global__ void __launch_bounds__(512)
-    kda_rows(const int* __restrict__ values, const int* __restrict__ sums, const float* __restrict__ scale,
-             const __half* __restrict__ svh, const float* __restrict__ small, const __half* __restrict__ forget_up,
-             const __half* __restrict__ gate_up, const float* __restrict__ conv, const float* __restrict__ dt_bias,
-             const float* __restrict__ a_log, const float* __restrict__ norm, const __half* __restrict__ out_suh,
-             const int* __restrict__ positions, const int* __restrict__ run_starts, const int* __restrict__ slots,
-             float* __restrict__ state, float* __restrict__ history, float* __restrict__ pending,
-             int* __restrict__ committed, float* __restrict__ rotated, float* __restrict__ peaks, int splits,
-             int rows_total, int pitch, int small_pitch, float lower_bound, float norm_eps) {
+    kda_rows(const int* values, const int* sums, const float* scale,
+             const __half* svh, const float* small, const __half* forget_up,
+             const __half* gate_up, const float* conv, const float* dt_bias,
+             const float* a_log, const float* norm, const __half* out_suh,
+             const int* positions, const int* run_starts, const int* slots,
+             float* state, float* history, float* pending,
+             int* committed, float* rotated, float* peaks, int splits,
+             int rows_total, int pitch, int grouped, int small_pitch, float lower_bound, float norm_eps) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& s = *(Shared*)memory;
     const int heads = gridDim.x, head = blockIdx.x, run = blockIdx.y, t = threadIdx.x;
     const int lane = t & 31, warp = t >> 5, width = heads * HEAD;
     const int first_row = run_starts[run], rows = run_starts[run + 1] - first_row;
+    let_next_begin();
     if (rows <= 0) return;
     const int slot = slots[run];
     int accepted = positions[first_row] - committed[(size_t)slot * heads + head];
     accepted = min(max(accepted, 0), MAX_ROWS);
 
+    // Weights and state were written by nobody of this step: they are asked for before the products end. Two
+    // threads an output of the low-rank projections: 128 decays, then 128 gates.
+    const int output = t >> 1, half = t & 1, low_channel = output & (HEAD - 1), which = output >> 7;
+    const __half* weight = (which ? gate_up : forget_up) + ((size_t)head * HEAD + low_channel) * HEAD + half * 64;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(weight));
+    const int group = warp >> 2, column = (warp & 3) * 32 + lane, key0 = group * KEYS;
+    float* at_state = state + (((size_t)slot * heads + head) * HEAD + key0) * HEAD + column;
+    float S[KEYS];
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) S[i] = at_state[(size_t)i * HEAD];
+    wait_for_earlier();
+
     // The products' outputs of this head, and the low-rank inputs.
-    const Partial from = {values, sums, scale, splits, rows_total, pitch};
+    const Partial from = {values, sums, scale, splits, grouped ? 3 * rows_total : rows_total, pitch};
     for (int item = warp; item < 3 * rows; item += 16) {
         const int row = item / 3, part = item % 3;
         float v[4];
-        finish_block(v, from, first_row + row, svh, part * width + head * HEAD + 4 * lane);
+        const int pair = first_row + row + (grouped ? part * rows_total : 0);
+        const __half* of_part = svh + part * width;
+        if (grouped) finish_block(v, from, pair, of_part, head * HEAD + 4 * lane);
+        else finish_block(v, from, pair, svh, part * width + head * HEAD + 4 * lane);
 #pragma unroll
         for (int i = 0; i < 4; i++) s.raw[row][part][4 * lane + i] = v[i];
     }
@@ -68,13 +85,10 @@ extern "C" __global__ void __launch_bounds__(512)
     if (t < rows) s.mixing[t] = sigmoid(small[(size_t)(first_row + t) * small_pitch + 2 * HEAD + head]);
     __syncthreads();
     {
-        // Two threads an output: 128 decays, then 128 gates.
-        const int output = t >> 1, half = t & 1, channel = output & (HEAD - 1), which = output >> 7;
-        const __half* weight = (which ? gate_up : forget_up) + ((size_t)head * HEAD + channel) * HEAD + half * 64;
         uint4 packed[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) packed[i] = *(const uint4*)(weight + 8 * i);
-        const float bias = dt_bias[head * HEAD + channel], rate = expf(a_log[head]);
+        for (int i = 0; i < 8; i++) packed[i] = __ldg((const uint4*)(weight + 8 * i));
+        const float bias = dt_bias[head * HEAD + low_channel], rate = expf(a_log[head]);
         for (int row = 0; row < rows; row++) {
             const float* x = s.small[row] + which * HEAD + half * 64;
             float dot = 0.0f;
@@ -89,21 +103,15 @@ extern "C" __global__ void __launch_bounds__(512)
                 }
             }
             dot += __shfl_xor_sync(0xffffffffu, dot, 1);
-            if (half == 0 && which) s.gate[row][channel] = dot;
+            if (half == 0 && which) s.gate[row][low_channel] = dot;
             if (half == 0 && !which) {
                 const float shifted = dot + bias;
-                s.decay[row][channel] =
+                s.decay[row][low_channel] =
                     lower_bound != 0.0f ? lower_bound * sigmoid(rate * shifted)
                                         : -rate * (fmaxf(shifted, 0.0f) + log1pf(expf(-fabsf(shifted))));
             }
         }
     }
-
-    const int group = warp >> 2, column = (warp & 3) * 32 + lane, key0 = group * KEYS;
-    float* at_state = state + (((size_t)slot * heads + head) * HEAD + key0) * HEAD + column;
-    float S[KEYS];
-#pragma unroll
-    for (int i = 0; i < KEYS; i++) S[i] = at_state[(size_t)i * HEAD];
 
     // Threads below 384 own a channel of the convolution: part t / 128 (q, k, v), element t % 128.
     const int part = t >> 7, element = t & (HEAD - 1), channel = part * width + head * HEAD + element;

@@ -1,7 +1,13 @@
 // Which experts the rows of a step meet, as pairs and jobs for the grouped products; nothing visits the host.
-// Macros: none. At most 16 rows, 1023 routed experts, 15 choices a row.
+// Macro LANE_EXPERTS: experts a lane looks after, ceil(experts / 32). At most 16 rows, 1023 routed experts, 15 choices a row.
 
+#include "../../csrc/overlap.cuh"
+
+#ifndef LANE_EXPERTS
+#define LANE_EXPERTS 9
+#endif
 #define MOST_ROWS 16
+#define NONE 0x7fffffff
 
 // logits fp32 [rows, experts], bias fp32 [experts]. Row r chooses top_k experts by sigmoid(logit) + bias (ties go to
 // the lower one), weighted by sigmoid(logit), normalized if asked, times scaling; a shared expert is matrix
@@ -9,10 +15,10 @@
 // -> pairs in ascending order of (expert, row): pair_row, pair_matrix [pairs]; jobs; row_pair, row_weight
 // [rows, choices] in ascending order of experts.
 extern "C" __global__ void __launch_bounds__(512)
-    route(const float* __restrict__ logits, const float* __restrict__ bias, int* __restrict__ pair_row,
-          int* __restrict__ pair_matrix, int* __restrict__ pair_count, int* __restrict__ job_start,
-          int* __restrict__ job_matrix, int* __restrict__ job_count, int* __restrict__ row_pair,
-          float* __restrict__ row_weight, int rows, int experts, int top_k, int shared, int normalize,
+    route(const float* logits, const float* bias, int* pair_row,
+          int* pair_matrix, int* pair_count, int* job_start,
+          int* job_matrix, int* job_count, int* row_pair,
+          float* row_weight, int rows, int experts, int top_k, int shared, int normalize,
           float scaling) {
     __shared__ unsigned members[1024];  // rows that meet an expert, one bit each
     __shared__ int first_pair[1024];
@@ -20,36 +26,50 @@ extern "C" __global__ void __launch_bounds__(512)
     __shared__ float weights[MOST_ROWS][16];
     const int lane = threadIdx.x & 31, row = threadIdx.x >> 5, matrices = experts + shared;
     const int choices = top_k + shared;
+    let_next_begin();
+    wait_for_earlier();
     for (int i = threadIdx.x; i < 1024; i += blockDim.x) members[i] = 0;
     __syncthreads();
     if (row < rows) {
         const float* from = logits + (size_t)row * experts;
-        unsigned taken = 0;  // bit i: this lane's expert lane + 32 i is chosen
+        float keys[LANE_EXPERTS], scores[LANE_EXPERTS];
+#pragma unroll
+        for (int i = 0; i < LANE_EXPERTS; i++) {
+            const int e = lane + 32 * i;
+            scores[i] = e < experts ? 1.0f / (1.0f + expf(-from[e])) : 0.0f;
+            keys[i] = e < experts ? scores[i] + bias[e] : 0.0f;
+        }
+        unsigned open = 0;  // bit i: this lane's expert lane + 32 i can still be chosen
+#pragma unroll
+        for (int i = 0; i < LANE_EXPERTS; i++) open |= (lane + 32 * i < experts ? 1u : 0u) << i;
         float score = 0.0f;  // lane c keeps choice c
-        int expert = 0x7fffffff;
+        int expert = NONE;
         for (int c = 0; c < top_k; c++) {
-            float best = -__int_as_float(0x7f800000);
-            int which = 0x7fffffff;
-            for (int i = 0; lane + 32 * i < experts; i++) {
-                const int e = lane + 32 * i;
-                const float key = 1.0f / (1.0f + expf(-from[e])) + bias[e];
-                if (!(taken >> i & 1) && (key > best || which == 0x7fffffff)) {
-                    best = key;
-                    which = e;
+            float best = 0.0f, its_score = 0.0f;
+            int which = NONE;
+#pragma unroll
+            for (int i = 0; i < LANE_EXPERTS; i++) {
+                if ((open >> i & 1) && (which == NONE || keys[i] > best)) {
+                    best = keys[i];
+                    its_score = scores[i];
+                    which = lane + 32 * i;
                 }
             }
+#pragma unroll
             for (int step = 16; step; step >>= 1) {
-                const float other = __shfl_xor_sync(0xffffffffu, best, step);
-                const int its = __shfl_xor_sync(0xffffffffu, which, step);
-                if (its != 0x7fffffff && (which == 0x7fffffff || other > best || (other == best && its < which))) {
-                    best = other;
-                    which = its;
+                const float key = __shfl_xor_sync(0xffffffffu, best, step);
+                const float value = __shfl_xor_sync(0xffffffffu, its_score, step);
+                const int other = __shfl_xor_sync(0xffffffffu, which, step);
+                if (other != NONE && (which == NONE || key > best || (key == best && other < which))) {
+                    best = key;
+                    its_score = value;
+                    which = other;
                 }
             }
-            if ((which & 31) == lane) taken |= 1u << (which >> 5);
+            if ((which & 31) == lane) open &= ~(1u << (which >> 5));
             if (lane == c) {
                 expert = which;
-                score = 1.0f / (1.0f + expf(-from[which]));
+                score = its_score;
             }
         }
         int rank = 0;
@@ -73,30 +93,44 @@ extern "C" __global__ void __launch_bounds__(512)
         }
     }
     __syncthreads();
-    if (threadIdx.x < 32) {
-        int pairs = 0, jobs = 0;
-        for (int from = 0; from < matrices; from += 32) {
-            const int e = from + lane;
-            const int count = e < matrices ? __popc(members[e]) : 0;
-            int before = count;
-            for (int step = 1; step < 32; step <<= 1) {
-                const int other = __shfl_up_sync(0xffffffffu, before, step);
-                if (lane >= step) before += other;
-            }
-            const unsigned active = __ballot_sync(0xffffffffu, count > 0);
-            const int job = jobs + __popc(active & ((1u << lane) - 1));
-            if (e < matrices) first_pair[e] = pairs + before - count;
-            if (count > 0) {
-                job_start[job] = pairs + before - count;
-                job_matrix[job] = e;
-            }
-            pairs += __shfl_sync(0xffffffffu, before, 31);
-            jobs += __popc(active);
-        }
+    // Warp w counts experts 32 w .. 32 w + 31; then everybody adds up the warps before it.
+    __shared__ int pairs_of[32], jobs_of[32];
+    const int warps = blockDim.x >> 5;
+    for (int chunk = row; chunk * 32 < matrices; chunk += warps) {
+        const int count = chunk * 32 + lane < matrices ? __popc(members[chunk * 32 + lane]) : 0;
+        int total = count;
+        for (int step = 16; step; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
+        const int active = __popc(__ballot_sync(0xffffffffu, count > 0));
         if (lane == 0) {
-            job_start[jobs] = pairs;
-            *job_count = jobs;
-            *pair_count = pairs;
+            pairs_of[chunk] = total;
+            jobs_of[chunk] = active;
+        }
+    }
+    __syncthreads();
+    for (int chunk = row; chunk * 32 < matrices; chunk += warps) {
+        int pairs = 0, jobs = 0;
+        for (int before = 0; before < chunk; before++) {
+            pairs += pairs_of[before];
+            jobs += jobs_of[before];
+        }
+        const int e = chunk * 32 + lane, count = e < matrices ? __popc(members[e]) : 0;
+        int through = count;
+        for (int step = 1; step < 32; step <<= 1) {
+            const int other = __shfl_up_sync(0xffffffffu, through, step);
+            if (lane >= step) through += other;
+        }
+        const unsigned active = __ballot_sync(0xffffffffu, count > 0);
+        const int start = pairs + through - count, job = jobs + __popc(active & ((1u << lane) - 1));
+        if (e < matrices) first_pair[e] = start;
+        if (count > 0) {
+            job_start[job] = start;
+            job_matrix[job] = e;
+        }
+        if (e == matrices - 1) {
+            const int all = jobs + __popc(active);
+            job_start[all] = start + count;
+            *job_count = all;
+            *pair_count = start + count;
         }
     }
     __syncthreads();

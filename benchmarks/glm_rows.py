@@ -1,0 +1,70 @@
+"""GLM-5.3-Flash's steps at full size with random weights on one card, and what each kernel takes.
+
+python benchmarks/glm_rows.py [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from tandem.api.rehearse import STEPS, Rehearsal, RowsCase
+from tandem.models.glm5_next.cuda_stage import CacheRoom, RowsInput, RowsProgram, rows_scratch
+from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS
+
+
+def profile(rehearsal: Rehearsal, case: RowsCase) -> None:
+    inputs = RowsInput.empty(rehearsal.stage.room.max_pages, rehearsal.stage.device)
+    rehearsal._describe(inputs, case)
+    inputs.token_ids.random_(0, RELEASED.vocab_size)
+    rows = case.rows * case.sequences
+    program = RowsProgram(
+        rehearsal.stage, rows, inputs, rows_scratch(rehearsal.stage, rehearsal.cache_dir), rehearsal.cache_dir
+    )
+    program.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        program.run()
+    graph.replay()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        graph.replay()
+        torch.cuda.synchronize()
+    totals: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in found.events():
+        totals[event.name, ""].append(event.device_time)
+    print(f"-- {case.name}")
+    for (name, _), times in sorted(totals.items(), key=lambda item: -sum(item[1])):
+        total = sum(times)
+        print(f"{name[:40]:40s} {len(times):5d} x {total / len(times):8.2f} us = {total / 1e3:8.3f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--tokens", type=int, default=266240)
+    options = parser.parse_args()
+    pages = options.tokens // 256
+    room = CacheRoom(pages, 256, 8, pages, eight_bit=False)
+    rehearsal = Rehearsal.build(RELEASED, RELEASED_BITS, room, torch.device("cuda", 0), Path("/tmp/cubins"))
+    gib = 2**30
+    sizes = [rehearsal.stage.weight_bytes, rehearsal.stage.cache_bytes, torch.cuda.memory_allocated()]
+    weights, caches, allocated = (size / gib for size in sizes)
+    print(
+        f"load {rehearsal.load_seconds:.1f} s, GiB: w {weights:.2f}, caches {caches:.2f}, all {allocated:.2f}"
+    )
+    for name, value in rehearsal.measure(STEPS).items():
+        print(f"{name:20s} {value:8.3f}")
+    sys.stdout.flush()
+    if options.profile:
+        profile(rehearsal, STEPS[0])
+        profile(rehearsal, STEPS[5])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Absorbed latent attention of rows over the tokens they chose, in parts that ``unabsorb`` joins.
+
+Every row has programs of its own and its tokens are cut at fixed places: its bits depend on no other row.
+Queries enter the matrix unit as two fp16 halves (high and low), latents as they are cached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    q_ptr,
+    cache_ptr,
+    scales_ptr,
+    positions_ptr,
+    run_of_row_ptr,
+    tables_ptr,
+    chosen_ptr,
+    attended_ptr,
+    maxima_ptr,
+    totals_ptr,
+    max_pages,
+    parts,
+    HEADS: tl.constexpr,
+    L: tl.constexpr,
+    PAGE: tl.constexpr,
+    POOL: tl.constexpr,
+    COUNT: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    Q8: tl.constexpr,
+):
+    part, heads0, row = tl.program_id(0), tl.program_id(1) * BLOCK_H, tl.program_id(2).to(tl.int64)
+    position = tl.load(positions_ptr + row)
+    run = tl.load(run_of_row_ptr + row)
+    pools = (position + 1) // POOL
+    sparse = pools > COUNT
+    length = tl.where(sparse, COUNT * POOL + position + 1 - pools * POOL, position + 1)
+    head = heads0 + tl.arange(0, BLOCK_H)
+    column = tl.arange(0, L)
+    out = (row * parts + part) * HEADS + head
+    begin = part * PART_TOKENS
+    if begin >= length:
+        tl.store(totals_ptr + out, tl.zeros([BLOCK_H], tl.float32))
+        return
+    q = tl.load(q_ptr + (row * HEADS + head)[:, None] * L + column[None, :])
+    q_high = q.to(tl.float16)
+    q_low = (q - q_high.to(tl.float32)).to(tl.float16)
+    acc = tl.zeros([BLOCK_H, L], tl.float32)
+    top = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    for start in range(begin, tl.minimum(begin + PART_TOKENS, length), BLOCK_T):
+        j = start + tl.arange(0, BLOCK_T)
+        live = j < length
+        pool = tl.load(chosen_ptr + row * COUNT + j // POOL, mask=live & sparse & (j < COUNT * POOL), other=0)
+        selected = tl.where(j < COUNT * POOL, pool * POOL + j % POOL, pools * POOL + j - COUNT * POOL)
+        at = tl.where(sparse, selected, j)
+        page = tl.load(tables_ptr + run * max_pages + at // PAGE, mask=live, other=0)
+        token = page.to(tl.int64) * PAGE + at % PAGE
+        latents = tl.load(cache_ptr + token[:, None] * L + column[None, :], mask=live[:, None], other=0)
+        if Q8:
+            scale_at = scales_ptr + token[:, None] * (L // 32) + column[None, :] // 32
+            scales = tl.load(scale_at, mask=live[:, None], other=0)
+            latents = (latents.to(tl.float32) * scales.to(tl.float32)).to(tl.float16)
+        keys = tl.trans(latents)
+        scores = tl.dot(q_high, keys) + tl.dot(q_low, keys)
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp(scores - new_top[:, None])
+        factor = tl.exp(top - new_top)
+        total = total * factor + tl.sum(weights, 1)
+        acc = acc * factor[:, None] + tl.dot(weights.to(tl.float16), latents)
+        top = new_top
+    tl.store(attended_ptr + out[:, None] * L + column[None, :], acc)
+    tl.store(maxima_ptr + out, top)
+    tl.store(totals_ptr + out, total)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Unnormalized results: R rows, S parts, H heads, L latent values."""
+
+    attended: torch.Tensor
+    """fp32 [R, S, H, L]; unspecified where the total is 0."""
+    maxima: torch.Tensor
+    """fp32 [R, S, H]."""
+    totals: torch.Tensor
+    """fp32 [R, S, H]; 0 for a part without tokens."""
+
+    @classmethod
+    def empty(cls, rows: int, parts: int, heads: int, latent: int, device: torch.device) -> Parts:
+        return cls(
+            torch.empty(rows, parts, heads, latent, device=device),
+            torch.empty(rows, parts, heads, device=device),
+            torch.empty(rows, parts, heads, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which tokens rows attend to; all int32."""
+
+    positions: torch.Tensor
+    """[R]."""
+    run_of_row: torch.Tensor
+    """[R]."""
+    page_tables: torch.Tensor
+    """[N, max_pages]."""
+    chosen: torch.Tensor
+    """[R, count] pools, for rows that see more than ``count`` of them."""
+    page_tokens: int
+    pool_tokens: int
+
+
+def parts_for(where_count: int, pool_tokens: int, part_tokens: int) -> int:
+    """Parts that hold every token a row can attend to: its pools and the tail after them."""
+    return -(-(where_count * pool_tokens + pool_tokens - 1) // part_tokens)
+
+
+def attend(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    scales: torch.Tensor | None,
+    where: Where,
+    out: Parts,
+    part_tokens: int,
+    block_heads: int,
+) -> None:
+    """q fp32 [R, H, L], scaled; cache fp16 [tokens, L], or int8 with ``scales`` fp16 [tokens, L/32] and q
+    rotated by Hadamard-32.
+    """
+    rows, heads, latent = q.shape
+    parts = out.maxima.shape[1]
+    _attend[(parts, heads // block_heads, rows)](
+        q,
+        cache,
+        scales if scales is not None else cache,
+        where.positions,
+        where.run_of_row,
+        where.page_tables,
+        where.chosen,
+        out.attended,
+        out.maxima,
+        out.totals,
+        where.page_tables.shape[1],
+        parts,
+        HEADS=heads,
+        L=latent,
+        PAGE=where.page_tokens,
+        POOL=where.pool_tokens,
+        COUNT=where.chosen.shape[1],
+        PART_TOKENS=part_tokens,
+        BLOCK_T=32,
+        BLOCK_H=block_heads,
+        Q8=scales is not None,
+        num_warps=8,
+        num_stages=2,
+    )

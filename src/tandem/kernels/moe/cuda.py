@@ -1,0 +1,77 @@
+"""Expert routing on a CUDA card: logits to the jobs of the grouped products, without the host.
+
+Alphabet: R rows (≤ 16), E routed experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tandem.kernels.exl3.cuda import Jobs
+from tandem.kernels.nvrtc import KernelSource, kernel_module
+
+SOURCE = KernelSource(Path(__file__).parent / "csrc" / "route.cu")
+MOST_EXPERTS = 1023
+MOST_CHOICES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Where the routing goes."""
+
+    jobs: Jobs
+    row_pair: torch.Tensor
+    """int32 [R, choices]."""
+    row_weight: torch.Tensor
+    """fp32 [R, choices]."""
+
+    @classmethod
+    def empty(cls, rows: int, matrices: int, choices: int, device: torch.device) -> Routing:
+        pairs = rows * choices
+        return cls(
+            Jobs.empty(pairs, min(pairs, matrices), device),
+            torch.zeros(rows, choices, dtype=torch.int32, device=device),
+            torch.zeros(rows, choices, device=device),
+        )
+
+
+@dataclass(slots=True)
+class Router:
+    """Launches for one card. ``shared``: 1 if a shared expert follows the routed ones as matrix E."""
+
+    device: torch.device
+    cache_dir: Path | None
+    top_k: int
+    shared: int
+    normalize: bool
+    scaling: float
+
+    def route(self, logits: torch.Tensor, correction_bias: torch.Tensor, out: Routing) -> None:
+        """logits fp32 [R, E], correction_bias fp32 [E]."""
+        rows, experts = logits.shape
+        jobs = out.jobs
+        source = SOURCE.with_defines(LANE_EXPERTS=-(-experts // 32))
+        kernel_module(source, self.device, self.cache_dir).launch(
+            "route",
+            (1, 1, 1),
+            (512, 1, 1),
+            logits,
+            correction_bias,
+            jobs.pair_row,
+            jobs.pair_matrix,
+            jobs.pair_count,
+            jobs.job_start,
+            jobs.job_matrix,
+            jobs.job_count,
+            out.row_pair,
+            out.row_weight,
+            rows,
+            experts,
+            self.top_k,
+            self.shared,
+            int(self.normalize),
+            float(self.scaling),
+        )

@@ -1,0 +1,181 @@
+"""A checkpoint's tensors as the CUDA kernels want them: EXL3 matrices stacked, small ones fused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tandem.core.errors import ModelUnsupportedError
+from tandem.kernels.exl3.cuda import Exl3Matrix, Exl3Stack
+from tandem.kernels.hyper_connection.cuda import SiteWeights
+from tandem.kernels.kda.cuda import StepWeights
+from tandem.kernels.mla.cuda import MlaStepWeights
+from tandem.loader.base import BlockTensor, TensorSource
+from tandem.models.glm5_next.dimensions import Glm5NextSpec
+from tandem.models.glm5_next.tensors import Names, conv_names, qkv_names
+from tandem.quant.exl3.format import read_format
+
+
+@dataclass(frozen=True, slots=True)
+class KdaTensors:
+    qkv: Exl3Stack
+    step: StepWeights
+    out: Exl3Stack
+
+
+@dataclass(frozen=True, slots=True)
+class MlaTensors:
+    down: Exl3Stack
+    """Groups q_a and kv_a."""
+    up: Exl3Stack
+    """Groups q_b and the indexer's wq_b."""
+    step: MlaStepWeights
+    out: Exl3Stack
+
+
+@dataclass(frozen=True, slots=True)
+class MlpTensors:
+    gate_up: Exl3Stack
+    """Groups gate and up; one matrix each, or all experts with the shared one last."""
+    down: Exl3Stack
+    router: torch.Tensor | None
+    """fp16 [E, hidden]; None: a plain MLP."""
+    correction_bias: torch.Tensor | None
+    """fp32 [E]."""
+
+
+class DeviceReader:
+    """Reads tensors onto one card and counts their bytes."""
+
+    def __init__(self, source: TensorSource, device: torch.device) -> None:
+        self._source = source
+        self._device = device
+        self.headers = {name: source.header(name) for name in source.names()}
+        self.names = Names.of(self.headers)
+        self.weight_bytes = 0
+
+    def site(self, spec: Glm5NextSpec, base: str, site: str, norm: str) -> SiteWeights:
+        """``site``: ``attn`` or ``ffn``."""
+        return SiteWeights(
+            mixer=self.floats(f"{base}.hc_{site}_fn"),
+            base=self.floats(f"{base}.hc_{site}_base"),
+            scale=self.floats(f"{base}.hc_{site}_scale"),
+            norm=self.floats(f"{base}.{norm}.weight"),
+        )
+
+    def kda(self, spec: Glm5NextSpec, base: str) -> KdaTensors:
+        hidden, width = spec.hidden_size, spec.kda_width
+        qkv = qkv_names(self.names, base)
+        conv = torch.cat([self._tensor(name).float() for name in conv_names(self.names, base)])
+        step = StepWeights(
+            small=self.halves(f"{base}.f_a_proj", f"{base}.g_a_proj", f"{base}.b_proj"),
+            forget_up=self.halves(f"{base}.f_b_proj"),
+            gate_up=self.halves(f"{base}.g_b_proj"),
+            conv=self._keep(conv.view(3 * width, -1)),
+            dt_bias=self.floats(f"{base}.dt_bias"),
+            a_log=self.floats(f"{base}.A_log"),
+            norm=self.floats(f"{base}.o_norm.weight"),
+        )
+        return KdaTensors(
+            qkv=self.stack([[self.matrix(name, hidden, 3 * width // len(qkv))] for name in qkv]),
+            step=step,
+            out=self.stack([[self.matrix(f"{base}.o_proj", width, hidden)]]),
+        )
+
+    def mla(self, spec: Glm5NextSpec, base: str) -> MlaTensors:
+        hidden, heads, latent = spec.hidden_size, spec.heads, spec.kv_lora_rank
+        index = f"{base}.indexer"
+        kv_b = self._tensor(f"{base}.kv_b_proj.weight").half()
+        halves = kv_b.view(heads, spec.qk_head_dim + spec.v_head_dim, latent)
+        step = MlaStepWeights(
+            query_norm=self.floats(f"{base}.q_a_layernorm.weight"),
+            latent_norm=self.floats(f"{base}.kv_a_layernorm.weight"),
+            small=self._keep(
+                torch.cat(
+                    [
+                        self._tensor(f"{index}.wk.weight").half(),
+                        self._tensor(f"{index}.index_kpool_compress_gate").half(),
+                        self._tensor(f"{index}.weights_proj.weight").half(),
+                    ]
+                )
+            ),
+            key_norm=self.floats(f"{index}.k_norm.weight"),
+            key_bias=self.floats(f"{index}.k_norm.bias"),
+            pool_bias=self.floats(f"{index}.index_kpool_compress_ape"),
+            key_half=self._keep(halves[:, : spec.qk_head_dim]),
+            value_half=self._keep(halves[:, spec.qk_head_dim :].transpose(1, 2)),
+        )
+        rank, index_width = spec.q_lora_rank, spec.index_heads * spec.index_head_dim
+        return MlaTensors(
+            down=self.stack(
+                [
+                    [self.matrix(f"{base}.q_a_proj", hidden, rank)],
+                    [self.matrix(f"{base}.kv_a_proj_with_mqa", hidden, latent)],
+                ]
+            ),
+            up=self.stack(
+                [
+                    [self.matrix(f"{base}.q_b_proj", rank, heads * spec.qk_head_dim)],
+                    [self.matrix(f"{index}.wq_b", rank, index_width)],
+                ]
+            ),
+            step=step,
+            out=self.stack([[self.matrix(f"{base}.o_proj", heads * spec.v_head_dim, hidden)]]),
+        )
+
+    def mlp(self, spec: Glm5NextSpec, base: str, *, dense: bool) -> MlpTensors:
+        hidden = spec.hidden_size
+        if dense:
+            bases, size = [base], spec.intermediate_size
+        else:
+            size = spec.expert_intermediate_size
+            bases = [f"{base}.experts.{n}" for n in range(spec.num_experts)]
+            if spec.shared_experts:
+                bases.append(f"{base}.shared_experts")
+        return MlpTensors(
+            gate_up=self.stack(
+                [[self.matrix(f"{at}.{part}_proj", hidden, size) for at in bases] for part in ("gate", "up")]
+            ),
+            down=self.stack([[self.matrix(f"{at}.down_proj", size, hidden) for at in bases]]),
+            router=None if dense else self.halves(f"{base}.gate"),
+            correction_bias=None if dense else self.floats(f"{base}.gate.e_score_correction_bias"),
+        )
+
+    def matrix(self, name: str, in_features: int, out_features: int) -> Exl3Matrix:
+        """Raises ModelUnsupportedError for what the CUDA kernels cannot multiply."""
+        form = read_format(name, self.headers, in_features, out_features)
+        odd = form.padded_in != in_features or form.padded_out != out_features
+        if form.codebook != "mul1" or form.packed_signs or form.has_bias or odd or form.bits % 1:
+            raise ModelUnsupportedError(
+                f"{name} cannot be multiplied on a CUDA card yet",
+                found=f"codebook {form.codebook}, {form.bits:g} bits, {in_features} × {out_features}",
+                remedy="a mul1 conversion with whole bits, or --cards cpu",
+            )
+        parts = (self._tensor(f"{name}.{part}").contiguous() for part in ("trellis", "suh", "svh"))
+        return Exl3Matrix(*parts)
+
+    def stack(self, groups: list[list[Exl3Matrix]]) -> Exl3Stack:
+        stack = Exl3Stack.of(groups)
+        self.weight_bytes += stack.nbytes
+        return stack
+
+    def halves(self, *names: str) -> torch.Tensor:
+        """Matrices [out, in] one above the other, fp16."""
+        return self._keep(torch.cat([self._tensor(f"{name}.weight").half() for name in names]))
+
+    def floats(self, name: str) -> torch.Tensor:
+        return self._keep(self._tensor(name).float())
+
+    def table(self, name: str) -> torch.Tensor:
+        return self._keep(self._tensor(name).half())
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        kept = tensor.contiguous()
+        self.weight_bytes += kept.nbytes
+        return kept
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        tensor = self._source.read(name)
+        assert not isinstance(tensor, BlockTensor), "checked against the headers before"
+        return tensor.to(self._device)
