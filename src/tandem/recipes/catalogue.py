@@ -18,7 +18,7 @@ from tandem.core.log import get_logger
 from tandem.recipes.build import FACTS_VERSION, rebuild_store
 from tandem.recipes.columns import Column, ColumnBuilder, TableColumn
 from tandem.recipes.drilldown import Drilldown, FacetView, drill, facet_view, listing
-from tandem.recipes.facets import BY_KEY, Cell
+from tandem.recipes.facets import BY_KEY
 from tandem.recipes.files import catalogue_files, fingerprint, load_catalogue
 from tandem.recipes.fit import FitCalculator, FitReport, FitSubject, Hardware, UnknownFit, fit_subject
 from tandem.recipes.index import CatalogueIndex
@@ -202,13 +202,14 @@ class Catalogue:
 
     def _judge_all(self, hardware: Hardware) -> TableColumn:
         """Profiles that take the same memory are judged once."""
-        verdicts: dict[FitSubject, Cell] = {}
+        verdicts: dict[FitSubject, str] = {}
         builder = ColumnBuilder("term")
-        for subject in self.store.subjects():
+        profiles = 0
+        for profiles, subject in enumerate(self.store.subjects(), 1):
             if subject not in verdicts:
-                verdicts[subject] = Cell((self.fit_of(subject, hardware).verdict,))
-            builder.add(verdicts[subject], False)
-        return builder.finish()
+                verdicts[subject] = self.fit_of(subject, hardware).verdict
+            builder.add(profiles - 1, (verdicts[subject],))
+        return builder.finish(profiles)
 
     def _snapshot(self) -> _Snapshot:
         with self._lock:

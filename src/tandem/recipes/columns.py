@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tandem.recipes.facets import Cell, Kind
+from tandem.recipes.facets import Kind
 from tandem.recipes.values import date_span
 
 Bools = npt.NDArray[np.bool_]
@@ -142,7 +142,10 @@ class Selection:
 
 
 class ColumnBuilder:
-    """Collects one facet's cells, table row by table row; then a column for any arrangement of the rows."""
+    """Collects one facet's values, table row by table row; then a column for any arrangement of the rows.
+
+    Rows come in ascending order; those left out state nothing.
+    """
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -150,23 +153,36 @@ class ColumnBuilder:
         self._flat: list[int] = []
         self._starts: list[int] = [0]
 
-    def add(self, cell: Cell, possible: bool) -> None:
-        values: Iterable[Any] = cell.values
-        if possible:
-            values = dict.fromkeys((*cell.values, *cell.possible))
+    def copy(self) -> ColumnBuilder:
+        twin = ColumnBuilder(self._kind)
+        twin._codes, twin._flat, twin._starts = dict(self._codes), list(self._flat), list(self._starts)
+        return twin
+
+    def add(self, row: int, values: Iterable[Any], not_applicable: bool = False) -> None:
+        """``values`` are distinct."""
+        self._fill(row)
         codes = [self._codes.setdefault(value, len(self._codes)) + FIRST for value in values]
-        self._flat += codes or [ABSENT if cell.not_applicable else NONE]
+        self._flat += codes or [ABSENT if not_applicable else NONE]
         self._starts.append(len(self._flat))
 
-    def finish(self) -> TableColumn:
+    def finish(self, rows: int) -> TableColumn:
+        """The column of a table of so many rows."""
+        self._fill(rows + 1)  # one more row that states nothing, as every table column ends with
         values = sorted(self._codes)
         rank = np.empty(len(values) + FIRST, dtype=np.int64)
         rank[:FIRST] = (NONE, ABSENT)
         for position, value in enumerate(values):
             rank[self._codes[value] + FIRST] = position + FIRST
-        flat = rank[np.asarray([*self._flat, NONE, ABSENT], dtype=np.int64)]
-        starts = np.asarray([*self._starts, self._starts[-1] + 1, self._starts[-1] + 2], dtype=np.int64)
+        flat = rank[np.asarray([*self._flat, ABSENT], dtype=np.int64)]
+        starts = np.asarray([*self._starts, self._starts[-1] + 1], dtype=np.int64)
         return TableColumn(tuple(values), _spans(values, self._kind), flat, starts)
+
+    def _fill(self, row: int) -> None:
+        missing = row - (len(self._starts) - 1)
+        if missing > 0:
+            end = len(self._flat)
+            self._flat += [NONE] * missing
+            self._starts += range(end + 1, end + missing + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tandem.recipes.columns import FIRST, Base, Column, ColumnBuilder, Ints, Members, TableColumn
-from tandem.recipes.facets import BY_KEY, FACETS, METRIC_GROUPS, Cell, Cells, Facet, Grain, Group
+from tandem.recipes.facets import BY_KEY, FACETS, METRIC_GROUPS, Cells, Facet, Grain, Group
 from tandem.recipes.store import Store
 
-_NOTHING = Cell()
 _MISSING, _ABSENT = -1, -2
 
 
@@ -203,20 +202,23 @@ class _TableSink:
 
     def __init__(self, facets: Sequence[Facet]) -> None:
         self._plain = {facet.key: ColumnBuilder(facet.kind) for facet in facets}
-        self._possible = {facet.key: ColumnBuilder(facet.kind) for facet in facets}
-        self._unresolved: set[str] = set()
+        self._possible: dict[str, ColumnBuilder] = {}
+        self._rows = 0
 
     def add(self, cells: Cells) -> None:
-        for key, builder in self._plain.items():
-            cell = cells.get(key, _NOTHING)
-            builder.add(cell, False)
-            self._possible[key].add(cell, True)
-            if cell.possible:
-                self._unresolved.add(key)
+        for key, cell in cells.items():
+            plain = self._plain[key]
+            if cell.possible and key not in self._possible:
+                self._possible[key] = plain.copy()
+            plain.add(self._rows, cell.values, cell.not_applicable)
+            if key in self._possible:
+                both = dict.fromkeys((*cell.values, *cell.possible))
+                self._possible[key].add(self._rows, both, cell.not_applicable)
+        self._rows += 1
 
     def finish(self) -> dict[tuple[str, bool], TableColumn]:
-        tables = {(key, False): builder.finish() for key, builder in self._plain.items()}
-        tables |= {(key, True): self._possible[key].finish() for key in self._unresolved}
+        tables = {(key, False): builder.finish(self._rows) for key, builder in self._plain.items()}
+        tables |= {(key, True): builder.finish(self._rows) for key, builder in self._possible.items()}
         return tables
 
 
