@@ -40,8 +40,8 @@ FreeBytes = Callable[[CardKind, int], int]
 
 PAGE_TOKENS = 64
 CPU_CHUNK_TOKENS = 64
-"""Small chunks cost the CPU kernels nothing (1,024 tokens: 3.16 s of CPU in chunks of 64, 3.04 of 128), halve the
-wait of running streams behind a prompt, and leave 7 % of it to a repeated one (2 cores, 2026-11-30)."""
+"""Small chunks cost the CPU kernels nothing (1,024 tokens: 3.16 s of CPU in chunks of 64, 3.04 of 128), halve
+the wait of running streams behind a prompt, and leave 7 % of it to a repeated one (2 cores, 2026-11-30)."""
 DEFAULT_CACHE_FORMAT = "fp32"
 STATE_CHECKPOINT_BYTES = GIB
 """Host memory for checkpoints of recurrent state: seven of GLM-5.3-Flash's 146 MiB."""

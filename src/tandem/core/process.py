@@ -16,8 +16,8 @@ def settle_process() -> None:
     """Call first thing in a command. What the user has set in the environment stays.
 
     OpenMP: libgomp by default spins at barriers for milliseconds. As soon as anything else wants the cores (a
-    client on the same machine is enough) the spinner holds the core that the thread it waits for needs: a token
-    took 60 to 90 ms with the default, 20 to 29 ms with a count of 200 (2 busy cores, 2026-11-30).
+    client on the same machine is enough) the spinner holds the core that the thread it waits for needs: a
+    token took 60 to 90 ms with the default, 20 to 29 ms with a count of 200 (2 busy cores, 2026-11-30).
 
     malloc: glibc gives threads arenas of their own, and what one thread frees another cannot use. After 500
     mixed requests nine arenas of 64 MiB each held little but free memory (2026-11-30).
