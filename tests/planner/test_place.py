@@ -1,6 +1,7 @@
 """Placement: exact accounting, best cuts, clear refusals."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import BudgetError, SettingsError
 from tandem.core.plan import MIB, CacheSpec, Card, ModelFootprint
-from tandem.planner.place import PlanRequest, max_context_tokens, place
+from tandem.planner.engines import shared_selection_cuts
+from tandem.planner.geometry import GLM_5_3_FLASH
+from tandem.planner.place import PlanRequest, best_effort_plan, max_context_tokens, place
 
 
 def footprint(layers=12, layer_bytes=10 * MIB, per_token=1024.0, **changes):
@@ -136,3 +139,57 @@ def test_states_are_counted_per_slot():
     model = footprint(layer_cache=(CacheSpec(0.0, 1000),) * 12)
     plan = place(model, cards(500 * MIB), PlanRequest(max_slots=3))
     assert next(t.bytes for t in plan.terms if t.name == "states") == 36_000
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    forbidden=st.sets(st.integers(1, 11), max_size=9),
+    budgets=st.lists(st.integers(100, 900), min_size=1, max_size=3),
+)
+def test_no_card_begins_at_a_layer_that_needs_the_one_before(forbidden, budgets):
+    model = footprint(forbidden_cuts=tuple(sorted(forbidden)))
+    held = cards(*(n * MIB for n in budgets))
+    request = PlanRequest(context_tokens=1024)
+    allowed = [cut for cut in range(1, 12) if cut not in forbidden]
+    plan = best_effort_plan(model, held, request, 1024)
+    assert [stage.first_layer for stage in plan.stages[1:]] == sorted(
+        {stage.first_layer for stage in plan.stages[1:]} & set(allowed)
+    )
+
+    def tightest(cuts):
+        ends = [*cuts, 12]
+        split = tuple(end - first for first, end in itertools.pairwise([0, *ends]))
+        manual = best_effort_plan(model, held, replace(request, split=split), 1024)
+        return min(1 - manual.card_bytes(card.name) / card.budget_bytes for card in held)
+
+    best = max(tightest(cuts) for cuts in itertools.combinations(allowed, len(held) - 1))
+    assert tightest([stage.first_layer for stage in plan.stages[1:]]) == pytest.approx(best)
+
+
+def test_a_split_inside_a_shared_selection_is_refused_with_places_that_are_not():
+    model = footprint(forbidden_cuts=(4, 5, 6))
+    with pytest.raises(SettingsError, match="begins a card at layer 5") as refused:
+        place(model, cards(900 * MIB, 900 * MIB), PlanRequest(split=(5, 7)))
+    assert "2, 3, 7, 8" in str(refused.value)
+
+
+def test_more_cards_than_places_to_cut_are_refused():
+    with pytest.raises(SettingsError, match="at most 2"):
+        place(footprint(4, forbidden_cuts=(1, 3)), cards(*[900 * MIB] * 3), PlanRequest())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(kinds=st.lists(st.sampled_from(["recurrent", "full", "shared"]), min_size=2, max_size=20))
+def test_cuts_between_a_selection_and_its_users_are_the_forbidden_ones(kinds):
+    kinds = ["full", *kinds]
+    geometry = replace(
+        GLM_5_3_FLASH,
+        layer_is_mla=tuple(kind != "recurrent" for kind in kinds),
+        layer_has_indexer=tuple(kind == "full" for kind in kinds),
+    )
+    expected = set()
+    for layer, kind in enumerate(kinds):
+        if kind == "shared":
+            source = max(i for i in range(layer) if kinds[i] == "full")
+            expected |= set(range(source + 1, layer + 1))
+    assert set(shared_selection_cuts(geometry)) == expected

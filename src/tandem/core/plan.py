@@ -59,6 +59,8 @@ class ModelFootprint:
     checkpoint_bytes: int = 0
     """Host memory of one checkpoint of the recurrent state, all layers; 0 for models without such state.
     Their prefixes can only be reused where a checkpoint lies."""
+    forbidden_cuts: tuple[int, ...] = ()
+    """Layers that must lie on the card of the layer before them: no card may begin there."""
 
     @property
     def num_layers(self) -> int:

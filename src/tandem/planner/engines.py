@@ -88,7 +88,21 @@ def tandem_footprint(
         residual_bytes_per_token=SINGLE * geometry.residual_streams * geometry.hidden_size,
         workspace_bytes=tandem_workspace_bytes(geometry, chunk_tokens),
         native_context_tokens=geometry.context_tokens,
+        forbidden_cuts=shared_selection_cuts(geometry),
     )
+
+
+def shared_selection_cuts(geometry: Geometry) -> tuple[int, ...]:
+    """Layers no card may begin at: an MLA layer from there on uses the selection of a layer before."""
+    refused: list[int] = []
+    since = 0
+    for layer, is_mla in enumerate(geometry.layer_is_mla):
+        if geometry.layer_has_indexer[layer]:
+            since = layer + 1
+        elif is_mla:
+            refused.extend(range(since, layer + 1))
+            since = layer + 1
+    return tuple(refused)
 
 
 def tandem_workspace_bytes(geometry: Geometry, chunk_tokens: int) -> int:

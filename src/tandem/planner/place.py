@@ -114,6 +114,19 @@ def _check_cards(footprint: ModelFootprint, cards: tuple[Card, ...]) -> None:
             found=f"a model of {footprint.num_layers} layers",
             remedy=f"--cards with at most {footprint.num_layers}",
         )
+    places = _allowed_cuts(footprint)
+    if len(places) < len(cards) - 1:
+        raise SettingsError(
+            f"{len(cards)} cards were asked for",
+            found=f"a model that can be cut in {len(places)} place(s): layers that share a selection stay together",
+            remedy=f"--cards with at most {len(places) + 1}",
+        )
+
+
+def _allowed_cuts(footprint: ModelFootprint) -> list[int]:
+    """Layers at which a second or later card may begin."""
+    forbidden = set(footprint.forbidden_cuts)
+    return [layer for layer in range(1, footprint.num_layers) if layer not in forbidden]
 
 
 def stage_terms(
@@ -159,6 +172,15 @@ def _manual_cuts(
     cuts = [0]
     for layers in split:
         cuts.append(cuts[-1] + layers)
+    refused = sorted(set(cuts[1:-1]) & set(footprint.forbidden_cuts))
+    if refused:
+        allowed = _allowed_cuts(footprint)
+        near = sorted(sorted(allowed, key=lambda layer: abs(layer - refused[0]))[:4])
+        raise SettingsError(
+            f"--split {','.join(map(str, split))} begins a card at layer {refused[0]}",
+            found="a layer that uses the selection of a layer before it, on the same card",
+            remedy=f"begin cards elsewhere, nearest at layer {', '.join(map(str, near))}; or no --split",
+        )
     return cuts
 
 
@@ -167,6 +189,7 @@ def _best_cuts(
 ) -> list[int]:
     """Cuts that maximise the smallest share of room left on any card."""
     num_layers, num_cards = footprint.num_layers, len(cards)
+    allowed = _allowed_cuts(footprint)
     tokens = pages * request.page_tokens
     # Prefix sums make a card's bytes a difference: levers ask for thousands of placements a second.
     held = [0.0]
@@ -198,7 +221,8 @@ def _best_cuts(
             else:
                 options.extend(
                     (min(room(card, first, end), best[card + 1][end][0]), end)
-                    for end in range(first + 1, num_layers - cards_after + 1)
+                    for end in allowed
+                    if first < end <= num_layers - cards_after
                 )
             row.append(max(options))
         best[card] = row

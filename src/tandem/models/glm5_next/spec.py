@@ -71,7 +71,17 @@ def footprint(
         workspace_bytes=_workspace_bytes(glm, chunk_tokens),
         native_context_tokens=glm.context_tokens,
         checkpoint_bytes=recurrent_shape(glm).checkpoint_bytes * glm.layer_is_mla.count(False),
+        forbidden_cuts=forbidden_cuts(glm),
     )
+
+
+def forbidden_cuts(spec: Glm5NextSpec) -> tuple[int, ...]:
+    """First layers a card may not have: a later layer there would need a selection made on the card before."""
+    refused: set[int] = set()
+    for layer, shares in enumerate(spec.layer_shares_selection):
+        if shares:
+            refused.update(range(spec.selection_source(layer) + 1, layer + 1))
+    return tuple(sorted(refused))
 
 
 def recurrent_shape(spec: Glm5NextSpec) -> RecurrentShape:
