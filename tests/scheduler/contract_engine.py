@@ -4,6 +4,8 @@ Its "key/value" of a position is a hash of the token, the position, the kind of 
 *everything that can be read through the page table below it*; its recurrent state is a hash chain. The next
 token is a hash of all of that, the seed and the number of the output token. So a wrong page, a page written
 by somebody else, stale state, a replay in the wrong kind of run or a token out of place changes the output.
+Beside each value, and each kept state, stands which tokens it was computed from: where reuse is approximate
+the values may differ, but what is read must still be that of the sequence's own tokens.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Lease:
 class Checkpoint:
     position: int
     state: int
+    tokens: tuple[int, ...]
 
 
 @dataclass
@@ -106,6 +109,7 @@ class ContractEngine:
     def __post_init__(self) -> None:
         size = self.limits.page_tokens
         self.cells: list[list[int | None]] = [[None] * size for _ in range(self.limits.total_pages)]
+        self.origins: list[list[int | None]] = [[None] * size for _ in range(self.limits.total_pages)]
 
     # The protocol
 
@@ -230,9 +234,11 @@ class ContractEngine:
         if run.restore_checkpoint is not None:
             checkpoint = self.checkpoints[run.restore_checkpoint]
             assert checkpoint.position == run.start, "a checkpoint of another position"
+            assert checkpoint.tokens == tuple(lease.history[: run.start]), "the state of other tokens"
             lease.state, lease.position = checkpoint.state, checkpoint.position
         if self.limits.state_checkpoints:
             assert lease.position == run.start, "the recurrent state is elsewhere"
+        self._check_origins(run, lease)
         for offset, token in enumerate(run.tokens):
             position = run.start + offset
             below = self._read(run.pages, position)
@@ -240,12 +246,21 @@ class ContractEngine:
             page, cell = divmod(position, self.limits.page_tokens)
             value = key_value(run.kind, token, position, below, lease.state)
             self.cells[run.pages[page]][cell] = value
+            self.origins[run.pages[page]][cell] = hash(tuple(lease.history[: position + 1]))
             lease.state = hash((lease.state, value)) if self.limits.state_checkpoints else 0
         lease.position = run.start + len(run.tokens)
         self.computed_rows += len(run.tokens)
         if run.save_checkpoint is not None:
             assert 0 <= run.save_checkpoint < self.limits.state_checkpoints
-            self.checkpoints[run.save_checkpoint] = Checkpoint(lease.position, lease.state)
+            self.checkpoints[run.save_checkpoint] = Checkpoint(
+                lease.position, lease.state, tuple(lease.history[: lease.position])
+            )
+
+    def _check_origins(self, run: Run, lease: Lease) -> None:
+        for position in range(run.start):
+            page, cell = divmod(position, self.limits.page_tokens)
+            origin = self.origins[run.pages[page]][cell]
+            assert origin == hash(tuple(lease.history[: position + 1])), "a page of other tokens is read"
 
     def _read(self, pages: tuple[int, ...], end: int) -> list[int | None]:
         size = self.limits.page_tokens

@@ -153,7 +153,7 @@ PrefixReuseFlag = Annotated[
     str | None,
     typer.Option(
         "--prefix-reuse",
-        help="`exact` = same bits as a cold run, `fast` = also approximate reuse, `off`.",
+        help="`exact` = same bits as a cold run, `fast` = also reuse answers (approximate), `off`.",
         metavar="|".join(PREFIX_REUSE),
         show_default=DEFAULTS.prefix_reuse,
         rich_help_panel=_QUEUE_PANEL,

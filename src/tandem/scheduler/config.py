@@ -7,7 +7,7 @@ from typing import Literal
 
 from tandem.core.errors import SettingsError
 
-PrefixReuse = Literal["exact", "off"]
+PrefixReuse = Literal["exact", "fast", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class SchedulerConfig:
     """Prompt chunks computed beside the decode rows of one step: higher favours new requests, lower
     favours the pace of running streams."""
     prefix_reuse: PrefixReuse = "exact"
-    """``exact`` shares prompt pages in a way that gives the bits of a cold run; ``off`` shares nothing."""
+    """``exact`` shares prompt pages in a way that gives the bits of a cold run; ``off`` shares nothing.
+    ``fast`` also shares pages and state that decoding made: approximate, as decoding rounds otherwise."""
     loop_guard_tokens: int = 1024
     """A sequence that emits the same token so often in a row ends with an error; 0 = off. A broken engine
     repeats one token for ever; honest text (a ruler of dashes, "repeat yes 500 times") stays far below."""
@@ -35,7 +36,7 @@ class SchedulerConfig:
         self._require("max_waiting", self.max_waiting >= 0, "0 or more")
         self._require("max_wait_s", self.max_wait_s is None or self.max_wait_s > 0, "above 0, or none")
         self._require("max_prefill_chunks_per_step", self.max_prefill_chunks_per_step >= 1, "1 or more")
-        self._require("prefix_reuse", self.prefix_reuse in ("exact", "off"), "exact or off")
+        self._require("prefix_reuse", self.prefix_reuse in ("exact", "fast", "off"), "exact, fast or off")
         self._require(
             "loop_guard_tokens", self.loop_guard_tokens == 0 or self.loop_guard_tokens >= 2, "0, or 2 or more"
         )

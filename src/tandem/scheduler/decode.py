@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence as Sized
 
 from tandem.core.batch import MAX_ROWS_PER_RUN, EngineLimits, Run
-from tandem.scheduler.memory import Secure
+from tandem.scheduler.memory import Secure, SequenceMemory
 from tandem.scheduler.sequence import Sequence, least_recent_first
 
 
 def plan_rows(
-    running: Sized[Sequence], secure: Secure, limits: EngineLimits, *, step: int
+    running: Sized[Sequence],
+    memory: SequenceMemory,
+    secure: Secure,
+    limits: EngineLimits,
+    *,
+    step: int,
 ) -> list[tuple[Sequence, Run]]:
     """Rows for this step's share of the decoding sequences, the longest unserved first.
 
@@ -28,8 +33,10 @@ def plan_rows(
         if sequence.leaving or sequence.slot < 0:
             continue
         others = min(share - len(planned), len(ready) - position) - 1
-        rows = min(sequence.backlog, MAX_ROWS_PER_RUN, budget - others)
-        if secure(sequence, sequence.scheduled + rows):
-            planned.append((sequence, sequence.take_run((step, len(planned)), rows)))
+        rows = memory.cut_rows(sequence, min(sequence.backlog, MAX_ROWS_PER_RUN, budget - others))
+        end = sequence.scheduled + rows
+        if secure(sequence, end):
+            number = memory.checkpoint_for(sequence, end)
+            planned.append((sequence, sequence.take_run((step, len(planned)), rows, number)))
             budget -= rows
     return planned

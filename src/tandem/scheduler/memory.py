@@ -8,6 +8,8 @@
     |--- shared ------|--- own --------|--- own ---|
       in the index,     not published    taken by
       read only         yet              ``grow``
+
+With ``fast`` reuse the chunks that decoding fills are published too, marked as approximate.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable
 
 from tandem.core.batch import EngineLimits, Run, RunKind
 from tandem.core.errors import EngineFault
+from tandem.scheduler.config import PrefixReuse
 from tandem.scheduler.pages import PagePool
 from tandem.scheduler.prefix import Node, PrefixIndex
 from tandem.scheduler.sequence import Sequence
@@ -26,9 +29,9 @@ Secure = Callable[[Sequence, int], bool]
 
 
 class SequenceMemory:
-    """Gives pages to sequences, takes them back, and shares what prompts have in common."""
+    """Gives pages to sequences, takes them back, and shares what they have in common."""
 
-    def __init__(self, limits: EngineLimits, *, reuse: bool) -> None:
+    def __init__(self, limits: EngineLimits, *, reuse: PrefixReuse) -> None:
         self._page_tokens = limits.page_tokens
         self._chunk_tokens = limits.chunk_tokens
         self._reuse = reuse
@@ -44,7 +47,7 @@ class SequenceMemory:
 
     def shares(self, sequence: Sequence) -> bool:
         """Whether the sequence may use and publish shared chunks at all."""
-        return self._reuse and sequence.request.reuse_prefix
+        return self._reuse != "off" and sequence.request.reuse_prefix
 
     def enter(self, sequence: Sequence) -> None:
         """The sequence starts to run, holding nothing yet."""
@@ -98,25 +101,50 @@ class SequenceMemory:
         return True
 
     def checkpoint_for(self, sequence: Sequence, end: int) -> int | None:
-        """A number to save the recurrent state at prompt position ``end`` under, if that is worth one.
+        """A number to save the recurrent state at position ``end`` under, if that is worth one.
 
         The prompt's last chunk boundary (where its next turn will resume) and a point where known
-        prompts part may displace an older checkpoint; other boundaries only take free numbers.
+        prompts part may displace an older checkpoint; other boundaries only take free numbers. So may
+        the boundaries of the output (``fast``), where each takes the place of the one before it: an
+        answer costs one number, however long it grows.
         """
-        if not self._recurrent or not self.publishes(sequence, end) or self._has_checkpoint(sequence, end):
+        if not self._recurrent or not self.publishes(sequence, end) or not self._wants_state(sequence, end):
             return None
+        if end > sequence.prompt_length:
+            assert sequence.node is not None
+            in_output = sequence.node.depth * self._chunk_tokens > sequence.prompt_length
+            moved = self.checkpoints.take_over(sequence.node) if in_output else None
+            return self.checkpoints.allot(may_evict=True) if moved is None else moved
         last_boundary = sequence.prompt_length // self._chunk_tokens * self._chunk_tokens
         return self.checkpoints.allot(may_evict=end in (last_boundary, sequence.branch_tokens))
 
-    def _has_checkpoint(self, sequence: Sequence, end: int) -> bool:
+    def _wants_state(self, sequence: Sequence, end: int) -> bool:
+        """Whether the node that will stand for the chunk up to ``end`` can do with this sequence's state."""
         assert sequence.node is not None
         depth = end // self._chunk_tokens
-        path = self.index.walk(sequence.node, sequence.request.prompt_tokens, depth)
-        return bool(path) and path[-1].depth == depth and path[-1].checkpoint is not None
+        path = self.index.walk(sequence.node, sequence.history, depth)
+        if not path or path[-1].depth < depth:
+            return True
+        approximate = sequence.node.approximate or end > sequence.prompt_length
+        if path[-1].approximate != approximate:
+            return not approximate
+        return path[-1].checkpoint is None
 
     def publishes(self, sequence: Sequence, end: int) -> bool:
-        """Whether the prompt chunk that ends at ``end`` will be shared once it is computed."""
-        return sequence.node is not None and sequence.node.attached and end % self._chunk_tokens == 0
+        """Whether the chunk that ends at ``end`` will be shared once it is computed."""
+        return (
+            sequence.node is not None
+            and sequence.node.attached
+            and end % self._chunk_tokens == 0
+            and (end <= sequence.prompt_length or self._reuse == "fast")
+        )
+
+    def cut_rows(self, sequence: Sequence, rows: int) -> int:
+        """How many of the next ``rows`` to take in one run: up to a position whose state is to be saved."""
+        boundary = (sequence.scheduled // self._chunk_tokens + 1) * self._chunk_tokens
+        if not self._recurrent or not self.publishes(sequence, boundary):
+            return rows
+        return min(rows, boundary - sequence.scheduled)
 
     def can_be_adopted(self, sequence: Sequence, run: Run) -> bool:
         """Whether others may go on from the end of this chunk once it is computed."""
@@ -125,30 +153,41 @@ class SequenceMemory:
         )
 
     def settle(self, sequence: Sequence, run: Run) -> None:
-        """A run has been computed: share its chunk, and tie its checkpoint to it."""
+        """A run has been computed: share the chunks it completes, and tie its checkpoint to the last."""
         self._unpin(run.restore_checkpoint)
-        end = run.start + len(run.tokens)
-        parent = sequence.node
-        if run.kind is not RunKind.PREFILL or parent is None or not self.publishes(sequence, end):
-            self._give_back(run.save_checkpoint)
-            return
-        first, last = self.pages_for(run.start), self.pages_for(end)
+        number, end = run.save_checkpoint, run.start + len(run.tokens)
+        for depth in range(run.start // self._chunk_tokens, end // self._chunk_tokens):
+            if not self.publishes(sequence, (depth + 1) * self._chunk_tokens):
+                break
+            node, is_own_kind = self._publish(sequence, depth, decoded=run.kind is RunKind.ROWS)
+            # The state of a decoded chunk has no place at an exact one with the same tokens.
+            if number is not None and is_own_kind and node.depth * self._chunk_tokens == end:
+                self.checkpoints.attach(number, node)
+                number = None
+        self._give_back(number)
+
+    def _publish(self, sequence: Sequence, depth: int, *, decoded: bool) -> tuple[Node, bool]:
+        """The node that stands for the sequence's chunk at ``depth``, and whether it is as exact as that."""
+        assert sequence.node is not None
+        assert sequence.node.depth == depth, "chunks are published in order"
+        first, last = (self.pages_for(end * self._chunk_tokens) for end in (depth, depth + 1))
         own = sequence.pages[first:last]
-        node = self.index.publish(parent, run.tokens, own)
+        approximate = decoded or sequence.node.approximate
+        key = self.index.chunk(sequence.history, depth)
+        node = self.index.publish(sequence.node, key, own, approximate=approximate)
         if node.pages != own:
-            # Somebody was first with the same chunk. The bits are the same; keep one copy.
+            # Somebody was first with the same chunk: keep one copy. Of exact chunks the bits are the same.
             self.pool.hold(node.pages)
             self.pool.drop(own)
             sequence.pages = sequence.pages[:first] + node.pages + sequence.pages[last:]
         sequence.node = node
-        if run.save_checkpoint is not None:
-            self.checkpoints.attach(run.save_checkpoint, node)
+        return node, node.approximate == approximate
 
     def spoil(self, sequence: Sequence, run: Run) -> None:
         """A run went wrong: nothing this sequence read or wrote may be reused."""
         self.abandon(run)
         sequence.node = None
-        self.index.discard(sequence.request.prompt_tokens)
+        self.index.discard(sequence.history)
 
     def abandon(self, run: Run) -> None:
         """A run was never finished, or came to nothing."""

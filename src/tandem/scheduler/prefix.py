@@ -1,29 +1,43 @@
-"""The prefix index: a radix tree over prompt chunks whose pages can be shared.
+"""The prefix index: a radix tree over chunks of tokens whose pages can be shared.
 
 ::
 
     root ── chunk 0 of "You are a helpful…" ── chunk 1 ── chunk 2      (a conversation)
                                          └──── chunk 1'                (another that branched off)
 
-A node is one full chunk of ``chunk_tokens`` prompt tokens computed by PREFILL, so its pages depend on the
-tokens of the path alone. Whoever holds a node's pages holds those of every ancestor; hence the nodes that
-nobody holds hang at the ends of the tree, and taking leaves away frees all of them.
+A node is one full chunk of ``chunk_tokens`` tokens. An exact one was computed by PREFILL on exact ones, so
+its pages depend on the tokens of the path alone; an approximate one was computed by ROWS, wholly or in part,
+or on approximate ones. Exact nodes thus hang on exact ones. Whoever holds a node's pages holds those of every
+ancestor; hence the nodes that nobody holds hang at the ends of the tree, and taking leaves away frees all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tandem.scheduler.pages import PagePool
 
 
 class Node:
-    """One published chunk. ``depth`` is its end in chunks from the start of the prompt; the root has 0."""
+    """One published chunk. ``depth`` is its end in chunks from the first token; the root has 0."""
 
-    __slots__ = ("attached", "checkpoint", "children", "depth", "key", "pages", "parent", "used")
+    __slots__ = (
+        "approximate",
+        "attached",
+        "checkpoint",
+        "children",
+        "depth",
+        "key",
+        "pages",
+        "parent",
+        "used",
+    )
 
-    def __init__(self, parent: Node | None, key: tuple[int, ...], pages: tuple[int, ...]) -> None:
+    def __init__(
+        self, parent: Node | None, key: tuple[int, ...], pages: tuple[int, ...], *, approximate: bool
+    ) -> None:
         self.parent = parent
+        self.approximate = approximate
         self.key = key
         self.pages = pages
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -38,34 +52,41 @@ class PrefixIndex:
     """Finds, publishes and gives up shared chunks. ``on_remove`` hears of every node that leaves."""
 
     def __init__(self, pool: PagePool, chunk_tokens: int, on_remove: Callable[[Node], None]) -> None:
-        self.root = Node(None, (), ())
+        self.root = Node(None, (), (), approximate=False)
         self._pool = pool
         self._chunk_tokens = chunk_tokens
         self._on_remove = on_remove
         self._leaves: set[Node] = set()
         self._clock = 0
 
-    def walk(self, node: Node, prompt: tuple[int, ...], end_depth: int) -> list[Node]:
-        """The published chunks of ``prompt`` that follow ``node``, in order, down to ``end_depth``."""
+    def walk(self, node: Node, tokens: Sequence[int], end_depth: int) -> list[Node]:
+        """The published chunks of ``tokens`` that follow ``node``, in order, down to ``end_depth``."""
         path: list[Node] = []
         while node.depth < end_depth:
-            child = node.children.get(self.chunk(prompt, node.depth))
+            child = node.children.get(self.chunk(tokens, node.depth))
             if child is None:
                 break
             path.append(child)
             node = child
         return path
 
-    def chunk(self, prompt: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    def chunk(self, tokens: Sequence[int], depth: int) -> tuple[int, ...]:
         """Tokens of the chunk that starts at ``depth`` chunks."""
-        return prompt[depth * self._chunk_tokens : (depth + 1) * self._chunk_tokens]
+        return tuple(tokens[depth * self._chunk_tokens : (depth + 1) * self._chunk_tokens])
 
-    def publish(self, parent: Node, key: tuple[int, ...], pages: tuple[int, ...]) -> Node:
+    def publish(
+        self, parent: Node, key: tuple[int, ...], pages: tuple[int, ...], *, approximate: bool
+    ) -> Node:
         """The node of chunk ``key`` after ``parent``: the one that is there already, or a new one that
-        takes in ``pages``, which the caller holds."""
+        takes in ``pages``, which the caller holds. An exact chunk takes the place of an approximate one,
+        and what was built on that goes with it."""
         node = parent.children.get(key)
+        if node is not None and node.approximate and not approximate:
+            self._remove_branch(node)
+            node = None
         if node is None:
-            node = Node(parent, key, pages)
+            assert approximate or not parent.approximate, "an exact chunk on an approximate one"
+            node = Node(parent, key, pages, approximate=approximate)
             self._pool.index(pages)
             parent.children[key] = node
             self._leaves.discard(parent)
@@ -90,14 +111,17 @@ class PrefixIndex:
         self._remove(victim)
         return True
 
-    def discard(self, prompt: tuple[int, ...]) -> None:
-        """Give up every published chunk of ``prompt`` and all that was built on them."""
-        for first in self.walk(self.root, prompt, 1):
-            branch = [first]
-            for node in branch:
-                branch.extend(node.children.values())
-            for node in reversed(branch):
-                self._remove(node)
+    def discard(self, tokens: Sequence[int]) -> None:
+        """Give up every published chunk of ``tokens`` and all that was built on them."""
+        for first in self.walk(self.root, tokens, 1):
+            self._remove_branch(first)
+
+    def _remove_branch(self, top: Node) -> None:
+        branch = [top]
+        for node in branch:
+            branch.extend(node.children.values())
+        for node in reversed(branch):
+            self._remove(node)
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent

@@ -142,7 +142,7 @@ class StepScheduler:
         self._admit()
         step = self._next_step
         claims = set(self._claims)
-        planned = plan_rows(list(self._running.values()), self._secure, self._limits, step=step)
+        planned = plan_rows(list(self._running.values()), self.memory, self._secure, self._limits, step=step)
         planned += plan_chunks(
             list(self._running.values()),
             self.memory,
@@ -341,7 +341,7 @@ class StepScheduler:
     # Figures -----------------------------------------------------------------------------------
 
     def _fresh_memory(self) -> SequenceMemory:
-        return SequenceMemory(self._limits, reuse=self._config.prefix_reuse == "exact")
+        return SequenceMemory(self._limits, reuse=self._config.prefix_reuse)
 
     def _stats(self) -> SchedulerStats:
         pool, counts = self.memory.pool, self._counts

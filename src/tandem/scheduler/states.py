@@ -36,6 +36,15 @@ class CheckpointStore:
                     return number
         return None
 
+    def take_over(self, node: Node) -> int | None:
+        """The number of ``node``, to be written to anew; None if it has none or one about to be read."""
+        number = node.checkpoint
+        if number is None or self._pins[number]:
+            return None
+        del self._nodes[number]
+        node.checkpoint = None
+        return number
+
     def attach(self, number: int, node: Node) -> None:
         """The state at the end of ``node`` has been written under ``number``."""
         if not node.attached or node.checkpoint is not None:
