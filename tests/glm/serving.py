@@ -85,7 +85,7 @@ class Serving:
             plan,
             residual_width=spec.residual_width,
             vocab_size=spec.vocab_size,
-            state_checkpoints=checkpoints if reuse == "exact" else 0,
+            state_checkpoints=0 if reuse == "off" else checkpoints,
             threads=1,
         )
         self.scheduler = Scheduler(engine, SchedulerConfig(prefix_reuse=reuse))

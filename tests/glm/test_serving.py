@@ -121,3 +121,16 @@ def test_preempted_sequences_replay_in_rows(folder: Path) -> None:
         answers = [serving.send(tokens, 40) for tokens in prompts]
         assert [answer.tokens for answer in answers] == expected
         assert serving.scheduler.stats().preemptions_total > 0
+
+
+def test_fast_reuse_goes_on_from_the_state_that_decoding_made(folder: Path) -> None:
+    """The first token after a reused answer is the cold run's; later ones may part, as it is approximate."""
+    question = prompt(45)
+    with Serving(folder, reuse="fast", cache="fp32") as serving:
+        answer = serving.send(question, 60).tokens
+        follow_ups = [[*question, *answer, *prompt(n, seed=n)] for n in (1, 9, 40)]
+        warm = [serving.send(tokens, 1) for tokens in follow_ups]
+        assert [reply.cached_tokens for reply in warm] == [96] * 3
+        heads = [reply.tokens for reply in warm]
+    with Serving(folder, reuse="off", cache="fp32") as serving:
+        assert [serving.send(tokens, 1).tokens for tokens in follow_ups] == heads
