@@ -59,13 +59,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, path: str, asked: str | None, with_body: bool) -> None:
         reply = self.fake.files[path]
         if asked and not self.fake.ignore_ranges:
-            start = int(asked.removeprefix("bytes=").rstrip("-"))
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start = int(first)
             if start >= len(reply.body):
                 self._send(Reply(b"", 416), with_body)
                 return
             total = len(reply.body)
-            headers = {**reply.headers, "Content-Range": f"bytes {start}-{total - 1}/{total}"}
-            reply = Reply(reply.body[start:], 206, headers)
+            end = min(int(last) + 1, total) if last else total
+            headers = {**reply.headers, "Content-Range": f"bytes {start}-{end - 1}/{total}"}
+            reply = Reply(reply.body[start:end], 206, headers)
         cuts = self.fake.cuts.get(path)
         cut = cuts.pop(0) if cuts and with_body else None
         self._send(reply, with_body, cut)

@@ -34,7 +34,7 @@ class PlannerFit:
     """A ``recipes.fit.FitCalculator`` over the planner."""
 
     def fit(self, subject: FitSubject, geometry: Geometry | None, hardware: Hardware) -> FitReport:
-        reason = _why_unknown(subject, geometry)
+        reason = why_unknown(subject, geometry)
         if reason is not None or geometry is None:
             return FitReport("unknown", reason or "the model's dimensions are not known")
         try:
@@ -47,7 +47,7 @@ class PlannerFit:
             return FitReport("unknown", str(error))
 
 
-def _why_unknown(subject: FitSubject, geometry: Geometry | None) -> str | None:
+def why_unknown(subject: FitSubject, geometry: Geometry | None) -> str | None:
     if geometry is None or geometry.architecture != "glm5_next":
         return "the model's dimensions are not in the register"
     if subject.scheme != "exl3":
@@ -136,7 +136,6 @@ def _translated(report: PlannerReport) -> FitReport:
 
 
 def _peer(subject: FitSubject, model: ModelGeometry, bits: BitWidths, hardware: Hardware) -> FitReport:
-    """The greedy loader, at the low, expected and high end of what a card loses to context and transients."""
     profile = PeerProfile(
         name="asked",
         cache_tokens=subject.cache_tokens or subject.request_tokens or model.context_tokens,
@@ -145,14 +144,21 @@ def _peer(subject: FitSubject, model: ModelGeometry, bits: BitWidths, hardware: 
         margin_bytes=(256 if subject.margin_mib is None else subject.margin_mib) * MIB,
         head_on_first_card=subject.head_card == 0,
     )
+    return peer_fit(model, bits, profile, hardware.usable_bytes)
+
+
+def peer_fit(
+    model: ModelGeometry, bits: BitWidths, profile: PeerProfile, usable_bytes: tuple[int, ...]
+) -> FitReport:
+    """The greedy loader, at the low, expected and high end of what a card loses to context and transients."""
     low, high = _PEER_OVERHEAD_RANGE
     at_low, expected, at_high = (
-        simulate_peer_load(model, bits, profile, cards=hardware.usable_bytes, overhead_bytes=overhead)
+        simulate_peer_load(model, bits, profile, cards=usable_bytes, overhead_bytes=overhead)
         for overhead in (low, PEER_OVERHEAD_BYTES, high)
     )
     cards = []
     first = 0
-    for index, usable in enumerate(hardware.usable_bytes):
+    for index, usable in enumerate(usable_bytes):
         held = expected.card_bytes[index]
         end = first + expected.layers_per_card[index]
         terms = (

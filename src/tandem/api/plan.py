@@ -35,10 +35,14 @@ class PlanQuestion:
     cards: tuple[Card, ...]
     context_tokens: int | None = None
     kv_format: str | None = None
-    slots: int = 1
-    drafter: str = "none"
+    slots: int | None = None
+    """None = one."""
+    drafter: str | None = None
+    """None = no drafter."""
     chunk_tokens: int | None = None
     split: tuple[int, ...] | None = None
+    pool_tokens: int | None = None
+    """Tokens all sequences share; None = one full context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +51,29 @@ class PlanAnswer:
     kv_format: str
     sized_from: str
     """Where the bytes of the weights come from, for people to read."""
+    subject: str
+    """What was planned."""
+    dimensions: tuple[Geometry, BitWidths] | None = None
+    """Set where they, not headers, were planned from."""
+    peer: str | None = None
+    """One line: what the engine of the source recipe would do."""
+    reason: str | None = None
+    """Why the verdict is unknown."""
 
 
 def answer(question: PlanQuestion, environment: Environment) -> PlanAnswer:
     """Plan without loading anything. Raises UserError subclasses."""
     known = KNOWN_MODELS.get(question.model.lower())
     if known is not None:
-        return _answer_known(question, *known)
+        return answer_dimensions(question, *known, "published dimensions and bit widths (±0.5 GiB)")
     return _answer_checkpoint(question, environment)
 
 
-def _answer_known(question: PlanQuestion, geometry: Geometry, bits: BitWidths) -> PlanAnswer:
+def answer_dimensions(
+    question: PlanQuestion, geometry: Geometry, bits: BitWidths, sized_from: str
+) -> PlanAnswer:
+    """Plan a model nobody has to hold: from its dimensions. Raises SettingsError."""
+    drafter_asked = question.drafter or "none"
     kv_format = question.kv_format or "q8"
     chunk = question.chunk_tokens or GPU_CHUNK_TOKENS
 
@@ -66,33 +82,33 @@ def _answer_known(question: PlanQuestion, geometry: Geometry, bits: BitWidths) -
         context = question.context_tokens or geometry.context_tokens
         return footprint, PlanRequest(
             context_tokens=question.context_tokens,
-            max_slots=question.slots,
+            pool_tokens=question.pool_tokens,
+            max_slots=question.slots or 1,
             page_tokens=GPU_PAGE_TOKENS,
             chunk_tokens=chunk_tokens,
             split=question.split,
             runtime_bytes=GPU_RUNTIME_BYTES,
             embedding_on_host=True,
-            drafter_bytes=drafter_bytes(geometry, bits, drafter, context),
+            drafter_bytes=drafter_bytes(geometry, bits, drafter, max(context, question.pool_tokens or 0)),
         )
 
-    footprint, request = ask(kv_format, question.drafter, chunk)
-    changes = [("--kv q8", ("q8", question.drafter, chunk))] if kv_format == "fp16" else []
+    footprint, request = ask(kv_format, drafter_asked, chunk)
+    changes = [("--kv q8", ("q8", drafter_asked, chunk))] if kv_format == "fp16" else []
     if kv_format in {"fp16", "q8"}:
-        changes.append(("--kv q4", ("q4", question.drafter, chunk)))
-    if question.drafter != "none":
+        changes.append(("--kv q4", ("q4", drafter_asked, chunk)))
+    if drafter_asked != "none":
         changes.append(("--drafter none", (kv_format, "none", chunk)))
     if chunk > 512:
-        changes.append((f"--chunk {chunk // 2}", (kv_format, question.drafter, chunk // 2)))
+        changes.append((f"--chunk {chunk // 2}", (kv_format, drafter_asked, chunk // 2)))
     alternatives = tuple((change, *ask(*settings)) for change, settings in changes)
     report = fit(footprint, question.cards, request, alternatives)
-    return PlanAnswer(report, kv_format, "published dimensions and bit widths (±0.5 GiB)")
+    return PlanAnswer(report, kv_format, sized_from, question.model, (geometry, bits))
 
 
 def _answer_checkpoint(question: PlanQuestion, environment: Environment) -> PlanAnswer:
-    from tandem.api.load import CPU_CHUNK_TOKENS, PAGE_TOKENS, checkpoint_footprint
-    from tandem.loader.resolve import resolve_model
+    from tandem.api.load import CPU_CHUNK_TOKENS, PAGE_TOKENS
 
-    if question.drafter != "none":
+    if question.drafter not in {None, "none"}:
         raise SettingsError(
             f"--drafter {question.drafter} is planned for known models only",
             found=question.model,
@@ -101,16 +117,41 @@ def _answer_checkpoint(question: PlanQuestion, environment: Environment) -> Plan
     kind: CardKind = question.cards[0].kind
     on_gpu = kind == "cuda"
     chunk = question.chunk_tokens or (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS)
-    location = resolve_model(question.model, environment, Silent())
-    footprint, kv_format = checkpoint_footprint(location, chunk, question.kv_format)
+    footprint, kv_format, origin = _sized(question, chunk, environment)
     context = question.context_tokens
     request = PlanRequest(
         context_tokens=context,
-        max_slots=question.slots,
+        max_slots=question.slots or 1,
         page_tokens=min(GPU_PAGE_TOKENS if on_gpu else PAGE_TOKENS, chunk),
         chunk_tokens=chunk,
         split=question.split,
         runtime_bytes=GPU_RUNTIME_BYTES if on_gpu else 0,
     )
     report = fit(footprint, question.cards, replace(request, context_tokens=context))
-    return PlanAnswer(report, kv_format, f"tensor headers of {location.origin}")
+    return PlanAnswer(report, kv_format, f"tensor headers of {origin}", question.model)
+
+
+def _sized(
+    question: PlanQuestion, chunk_tokens: int, environment: Environment
+) -> tuple[ModelFootprint, str, str]:
+    """Footprint, cache format and origin from headers alone; of a hub model no weights are fetched."""
+    from tandem.api.load import DEFAULT_CACHE_FORMAT, checkpoint_footprint
+    from tandem.loader.hub import HubModel, HubOptions
+    from tandem.loader.remote_headers import read_hub_headers
+    from tandem.loader.resolve import ModelLocation, hub_reference, resolve_model
+    from tandem.models.registry import spec_from_config, spec_module
+
+    reference = hub_reference(question.model)
+    if reference is None:
+        location = resolve_model(question.model, environment, Silent())
+    else:
+        found = read_hub_headers(*reference, HubOptions.from_environment(environment, Silent()))
+        if not isinstance(found, HubModel):
+            spec = spec_from_config(found.config)
+            kept = question.kv_format or DEFAULT_CACHE_FORMAT
+            footprint = spec_module(spec.architecture).footprint(
+                spec, found.headers, chunk_tokens=chunk_tokens, cache_dtype=kept
+            )
+            return footprint, kept, f"{found.repository}@{found.revision}, read over the network"
+        location = ModelLocation("folder", found.folder, found.repository, f"{found.name}, in the cache")
+    return (*checkpoint_footprint(location, chunk_tokens, question.kv_format), location.origin)

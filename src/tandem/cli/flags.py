@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -138,6 +139,15 @@ RecipeFlag = Annotated[
     typer.Option(
         "--recipe",
         help="Take settings from this recipe of the catalogue (`tandem recipes ls`); flags still win.",
+        rich_help_panel=_MODEL_PANEL,
+    ),
+]
+ConfigFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A YAML file of settings, over recipe and profile, under `TANDEM_SERVE_*` variables and flags.",
+        show_default=False,
         rich_help_panel=_MODEL_PANEL,
     ),
 ]

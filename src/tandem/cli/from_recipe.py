@@ -1,18 +1,22 @@
-"""``--recipe`` and ``--profile`` of ``tandem serve``: a catalogue entry as settings with their sources."""
+"""``--recipe``, ``--profile`` and ``--config`` of ``tandem serve``: settings, each with its source."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tandem.core.cards import parse_cards
-from tandem.core.errors import ModelNotFoundError
+from tandem.core.errors import ModelNotFoundError, SettingsError
 from tandem.core.options import SettingsLayer
 from tandem.core.settings import Environment
 from tandem.planner.fit import parse_split
 
 DEFAULT_RECIPE = "glm53-flash-2x64-layer-split"
 """What ``--profile`` alone means."""
+DEMO_RECIPE = "smollm2-135m-demo"
+"""What ``--config`` alone lies over: the model that ``tandem serve`` alone serves."""
 
 _LOAD_KEYS = {
     "context_tokens": "context_tokens",
@@ -37,9 +41,17 @@ class RecipeSettings:
 
 
 def recipe_settings(
-    recipe_id: str | None, profile: str | None, flags: Mapping[str, object], environment: Environment
+    recipe_id: str | None,
+    profile: str | None,
+    flags: Mapping[str, object],
+    environment: Environment,
+    *,
+    file: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> RecipeSettings:
     """Resolve a recipe and profile under the flags given (names of ``ServeSettings``; None = not given).
+
+    Between profile and flags lie the settings of ``file`` and then ``variables`` (``TANDEM_SERVE_*``).
 
     Raises ModelNotFoundError for a recipe there is none of, SettingsError for unknown profiles and values.
     """
@@ -47,7 +59,7 @@ def recipe_settings(
     from tandem.recipes.files import load_catalogue
 
     loaded = load_catalogue(environment.data_dir)
-    wanted = recipe_id or DEFAULT_RECIPE
+    wanted = recipe_id or (DEMO_RECIPE if profile is None and file is not None else DEFAULT_RECIPE)
     held = loaded.recipes.get(wanted)
     if held is None:
         raise ModelNotFoundError(
@@ -56,7 +68,8 @@ def recipe_settings(
             remedy="tandem recipes ls",
         )
     given = {key: value for key, value in flags.items() if value is not None}
-    configuration = resolve(held.recipe, profile, flags=given)
+    layer = None if file is None else read_settings_file(file)
+    configuration = resolve(held.recipe, profile, file=layer, environment=variables, flags=given)
     settings, sources = configuration.settings, configuration.sources
 
     def stated(key: str) -> bool:
@@ -87,3 +100,30 @@ def recipe_settings(
         (f"recipe {configuration.recipe}, profile {configuration.profile}", *configuration.lines()),
         tuple(notices),
     )
+
+
+def read_settings_file(path: Path) -> SettingsLayer:
+    """A YAML mapping of ``ServeSettings`` keys.
+
+    Raises SettingsError for a file that cannot be read and RecipeFileError naming file, line and key.
+    """
+    from tandem.recipes.configuration import KEYS
+    from tandem.recipes.yaml_lines import RecipeFileError, read_yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--config {path} cannot be read", found=str(error)) from error
+    documents = read_yaml(text, str(path))
+    if not documents:
+        return SettingsLayer(str(path), {})
+    located = documents[0]
+    if len(documents) > 1 or not isinstance(located.data, dict):
+        raise RecipeFileError(str(path), 1, "", "one mapping of settings was expected", "context_tokens: 64k")
+    for key in located.data:
+        if key not in KEYS:
+            near = ", ".join(difflib.get_close_matches(key, KEYS)) or ", ".join(KEYS)
+            raise RecipeFileError(
+                str(path), located.line_of((key,)), key, "there is no such setting", f"one of {near}"
+            )
+    return SettingsLayer(str(path), located.data)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from tandem.cli.console import output, print_json
 from tandem.cli.flags import JsonFlag
+from tandem.core.errors import SettingsError
 from tandem.core.plan import format_bytes
 
 _BAR_CELLS = 24
@@ -21,6 +22,13 @@ def plan(
             "--model", "-m", help="`glm-5.3-flash`, a folder, a GGUF file, `org/name[@revision]` or `demo`."
         ),
     ] = "glm-5.3-flash",
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="Plan this recipe of the catalogue instead, with our engine."),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="A profile of the recipe.", show_default="its default")
+    ] = None,
     cards: Annotated[
         str, typer.Option("--cards", help="`2x64GiB`, `64GiB,48GiB`, `cuda:0=60GiB,cuda:1=62GiB`.")
     ] = "2x64GiB",
@@ -34,8 +42,12 @@ def plan(
         str | None,
         typer.Option("--kv", help="Cache format: fp16, q8, q6, q4.", show_default="the model's own"),
     ] = None,
-    slots: Annotated[int, typer.Option("--slots", min=1, help="Sequences at once.")] = 1,
-    drafter: Annotated[str, typer.Option("--drafter", help="none, dflash2 or mtp.")] = "none",
+    slots: Annotated[
+        int | None, typer.Option("--slots", min=1, help="Sequences at once.", show_default="1")
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", help="none, dflash2 or mtp.", show_default="none")
+    ] = None,
     chunk: Annotated[
         int | None,
         typer.Option("--chunk", min=16, help="Prompt tokens computed at once.", show_default="2048 on GPUs"),
@@ -51,13 +63,16 @@ def plan(
 ) -> int:
     """Say what fits, card by card, and how far the context reaches. Nothing is loaded.
 
-    Exit code: 0 fits, 3 marginal (fits only by the expected figures), 4 does not fit.
+    Exit code: 0 fits, 3 marginal (fits only by the expected figures), 4 does not fit, 5 cannot be said.
+
+    `tandem plan --recipe glm53-flash-2x64-layer-split --profile q8_1m`
 
     `tandem plan --cards 2x64GiB --context 384k --kv q8 --drafter dflash2`
 
     `tandem plan --max-context --cards 64GiB,48GiB,24GiB`
     """
     from tandem.api.plan import PlanQuestion, answer
+    from tandem.api.plan_recipe import answer_recipe, with_peer
     from tandem.core.settings import read_environment
     from tandem.planner.fit import explain as sentences
     from tandem.planner.fit import parse_split, parse_tokens
@@ -73,16 +88,28 @@ def plan(
         chunk_tokens=chunk,
         split=parse_split(split) if split else None,
     )
-    found = answer(question, read_environment())
+    if profile is not None and recipe is None:
+        raise SettingsError("--profile belongs to a recipe", remedy="--recipe ID --profile NAME")
+    environment = read_environment()
+    if recipe is not None:
+        found = answer_recipe(recipe, profile, question, environment)
+    else:
+        found = with_peer(answer(question, environment), question)
     report = found.report
     if json:
-        print_json({"model": model, "kv": found.kv_format, "sized_from": found.sized_from} | report.to_dict())
+        facts = {"model": found.subject, "kv": found.kv_format, "sized_from": found.sized_from}
+        print_json(facts | {"peer": found.peer, "reason": found.reason} | report.to_dict())
     elif max_context:
         print(report.max_context_tokens)
     elif explain:
-        print("\n".join([*sentences(report), f"Weights are sized from {found.sized_from}."]))
+        last = [f"Weights are sized from {found.sized_from}."] if found.reason is None else []
+        print("\n".join([*sentences(report), *last, *filter(None, [found.reason, found.peer])]))
+    elif found.reason is not None:
+        output().print(f"{found.subject}: unknown; {found.reason}.", markup=False, soft_wrap=True)
     else:
-        _print_table(model, found.kv_format, found.sized_from, report)
+        _print_table(found.subject, found.kv_format, found.sized_from, report)
+        if found.peer:
+            output().print(f"Beside it, {found.peer}.", markup=False, soft_wrap=True)
     return report.exit_code
 
 

@@ -15,6 +15,7 @@ from tandem.cli.flags import (
     CacheFormatFlag,
     CardsFlag,
     ChunkFlag,
+    ConfigFlag,
     ContextFlag,
     MaxRunningFlag,
     MaxWaitFlag,
@@ -34,7 +35,7 @@ from tandem.core.cards import format_cards
 from tandem.core.errors import SettingsError
 from tandem.core.log import configure_logging
 from tandem.core.options import LoadOptions, Resolved, SettingsLayer, resolve_options
-from tandem.core.settings import LOG_LEVELS, Environment, read_environment
+from tandem.core.settings import LOG_LEVELS, Environment, read_environment, read_serve_variables
 
 if TYPE_CHECKING:
     from tandem.api import Service
@@ -47,6 +48,7 @@ def serve(
     model: ModelFlag = None,
     recipe: RecipeFlag = None,
     profile: ProfileFlag = None,
+    config: ConfigFlag = None,
     served_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -164,7 +166,8 @@ def serve(
     environment = read_environment()
     level = _log_level(log_level, environment)
     chosen = None
-    if recipe is not None or profile is not None:
+    variables = read_serve_variables()
+    if recipe is not None or profile is not None or config is not None:
         given = {
             "model": model,
             "cards": cards,
@@ -176,7 +179,11 @@ def serve(
             "host": host,
             "port": port,
         }
-        chosen = recipe_settings(recipe, profile, given, environment)
+        chosen = recipe_settings(recipe, profile, given, environment, file=config, variables=variables)
+    elif variables:
+        notices().print(
+            f"{', '.join(variables)}: read only with --recipe, --profile or --config", style="yellow"
+        )
     load = load_options(
         {
             "model": model,

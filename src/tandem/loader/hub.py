@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HUB_ID = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII
 )
-_DEFAULT_REVISION = "main"
+DEFAULT_REVISION = "main"
 _SIDE_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _PROGRESS_INTERVAL_S = 0.2
 
@@ -63,18 +63,18 @@ def ensure_hub_model(repository: str, revision: str | None, options: HubOptions)
     Raises ModelNotFoundError (repository, revision, or no weights there), ModelUnsupportedError (weights of
     another format) or DownloadError (offline, gated, no network, disk full).
     """
-    wanted = revision or _DEFAULT_REVISION
+    wanted = revision or DEFAULT_REVISION
     if options.offline:
-        return _from_cache(repository, wanted, options, "offline mode is set", None)
+        return from_cache(repository, wanted, options, "offline mode is set", None)
     from huggingface_hub import HfApi, snapshot_download
 
     api = HfApi(endpoint=options.endpoint)
     with reported_by_hub(repository, wanted, api):
         try:
             info = api.model_info(repository, revision=wanted, files_metadata=True)
-        except _transport_error() as error:
-            return _from_cache(repository, wanted, options, "the hub cannot be reached", error)
-        sizes = _wanted_files(info, repository, wanted, api)
+        except transport_error() as error:
+            return from_cache(repository, wanted, options, "the hub cannot be reached", error)
+        sizes = wanted_files(info, repository, wanted, api)
         blobs = options.cache_dir / f"models--{repository.replace('/', '--')}" / "blobs"
         missing = max(sum(sizes.values()) - _folder_bytes(blobs), 0)
         require_disk(options.cache_dir, missing, f"{repository}@{wanted}", options.measure_free_bytes)
@@ -90,9 +90,10 @@ def ensure_hub_model(repository: str, revision: str | None, options: HubOptions)
     return HubModel(repository, Path(folder).name, Path(folder))
 
 
-def _from_cache(
+def from_cache(
     repository: str, revision: str, options: HubOptions, why: str, cause: Exception | None
 ) -> HubModel:
+    """What the cache holds. Raises DownloadError saying ``why`` nothing can be fetched."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
 
@@ -116,7 +117,7 @@ def _from_cache(
     return HubModel(repository, Path(folder).name, Path(folder))
 
 
-def _wanted_files(info: ModelInfo, repository: str, revision: str, api: HfApi) -> dict[str, int]:
+def wanted_files(info: ModelInfo, repository: str, revision: str, api: HfApi) -> dict[str, int]:
     """Bytes by file name: the weights and what stands beside them at the top of the repository."""
     sizes = {item.rfilename: item.size or 0 for item in info.siblings or ()}
     top = {name: size for name, size in sizes.items() if "/" not in name}
@@ -190,7 +191,7 @@ def reported_by_hub(repository: str, revision: str, api: HfApi) -> Iterator[None
             found=f"HTTP status {status} from the hub",
             remedy="try again later",
         ) from error
-    except (_transport_error(), LocalEntryNotFoundError) as error:
+    except (transport_error(), LocalEntryNotFoundError) as error:
         raise DownloadError(
             f"The download of {asked} broke off",
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
@@ -205,7 +206,7 @@ def reported_by_hub(repository: str, revision: str, api: HfApi) -> Iterator[None
         ) from error
 
 
-def _transport_error() -> type[Exception]:
+def transport_error() -> type[Exception]:
     """The network failures of huggingface_hub's HTTP client."""
     import httpx2
 

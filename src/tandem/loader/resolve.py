@@ -50,6 +50,16 @@ def resolve_model(argument: str | None, environment: Environment, progress: Prog
     return ModelLocation("folder", model.folder, match["repository"].partition("/")[2], f"hub {model.name}")
 
 
+def hub_reference(argument: str | None) -> tuple[str, str | None] | None:
+    """(repository, revision) if ``argument`` means a model of the hub and nothing on this machine."""
+    if argument is None or Path(argument).expanduser().exists():
+        return None
+    match = HUB_ID.fullmatch(argument)
+    if match is None or Path(argument).suffix in {".gguf", ".safetensors"}:
+        return None
+    return match["repository"], match["revision"]
+
+
 def _folder(path: Path, argument: str) -> ModelLocation:
     if (path / "config.json").is_file():
         return ModelLocation("folder", path, path.name, str(path))

@@ -144,7 +144,8 @@ def explain(report: FitReport) -> list[str]:
         "no": "It does not fit",
         "unknown": "It cannot be said",
     }[report.verdict]
-    lines.append(f"{word}; {report.limiting_card} is the tightest card.")
+    tightest = f"; {report.limiting_card} is the tightest card" if report.cards else ""
+    lines.append(f"{word}{tightest}.")
     if report.max_context_tokens:
         lines.append(f"The longest context is {report.max_context_tokens:,} tokens.")
     lines.extend(f"{lever.change} would reach {lever.context_tokens:,} tokens." for lever in report.levers)

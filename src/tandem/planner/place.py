@@ -118,7 +118,7 @@ def _check_cards(footprint: ModelFootprint, cards: tuple[Card, ...]) -> None:
     if len(places) < len(cards) - 1:
         raise SettingsError(
             f"{len(cards)} cards were asked for",
-            found=f"a model that can be cut in {len(places)} place(s): layers that share a selection stay together",
+            found=f"a model with {len(places)} place(s) to cut: layers that share a selection stay together",
             remedy=f"--cards with at most {len(places) + 1}",
         )
 

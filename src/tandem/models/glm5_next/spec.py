@@ -76,7 +76,7 @@ def footprint(
 
 
 def forbidden_cuts(spec: Glm5NextSpec) -> tuple[int, ...]:
-    """First layers a card may not have: a later layer there would need a selection made on the card before."""
+    """Layers no card may begin at: one from there on uses a selection made on the card before."""
     refused: set[int] = set()
     for layer, shares in enumerate(spec.layer_shares_selection):
         if shares:
