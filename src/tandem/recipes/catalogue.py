@@ -24,7 +24,7 @@ from tandem.recipes.fit import FitCalculator, FitReport, FitSubject, Hardware, U
 from tandem.recipes.index import CatalogueIndex
 from tandem.recipes.matching import Matching
 from tandem.recipes.query import Params, Query, parse_query
-from tandem.recipes.query_error import QueryError, UnknownRecipeError
+from tandem.recipes.query_error import QueryError, UnknownFacetError, UnknownRecipeError
 from tandem.recipes.register import ModelEntry
 from tandem.recipes.schema import SCHEMA_VERSION, Profile, Recipe
 from tandem.recipes.status import Standing, standing_of
@@ -129,7 +129,7 @@ class Catalogue:
             if facet.key == key:
                 return facet_view(matching, facet, self.label, limit)
         if key == "fits":
-            raise QueryError("fits", "which cards?", "hw=2x64gib beside it")
+            raise UnknownFacetError("fits", "name cards: hw=2x64gib beside it")
         parse_query([(key, "~none"), ("grain", query.grain)])  # says what is wrong with the key
         raise QueryError(key, "no such facet")
 

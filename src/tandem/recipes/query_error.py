@@ -15,11 +15,11 @@ class QueryError(UserError):
 
 
 class UnknownFacetError(UserError):
-    """No facet has this key; HTTP answers 404."""
+    """No facet has this key, or there is none without cards to judge by; HTTP answers 404."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, remedy: str = "tandem recipes facets lists them") -> None:
         self.key = key
-        super().__init__(f"No facet {key[:80]!r}", remedy="tandem recipes facets lists them")
+        super().__init__(f"No facet {key[:80]!r}", remedy=remedy)
 
 
 class UnknownRecipeError(UserError):
