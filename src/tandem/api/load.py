@@ -15,7 +15,7 @@ from pathlib import Path
 from tandem.api.service import LoadState, ModelCard, Service
 from tandem.api.warm_up import warm_up
 from tandem.core.cards import CardKind, resolve_cards
-from tandem.core.errors import ModelDamagedError, ModelNotFoundError, ServeError, TandemError
+from tandem.core.errors import BudgetError, ModelDamagedError, ModelNotFoundError, ServeError, TandemError
 from tandem.core.log import get_logger
 from tandem.core.machine import available_memory_bytes, usable_processors
 from tandem.core.options import LoadOptions
@@ -78,7 +78,8 @@ def prepare_model(
     """Find (download where remote), check and plan a model. Raises UserError subclasses only."""
     options.check()
     # Before anything is downloaded: a card that is not there is the cheapest thing to find out.
-    cards = resolve_cards(options.cards, free_bytes or free_card_bytes)
+    measure = free_bytes or free_card_bytes
+    cards = resolve_cards(options.cards, measure)
     location = resolve_model(options.model, environment, progress)
     spec, weights = open_checkpoint_of(location)
     text = _open_text(location, options)
@@ -86,7 +87,28 @@ def prepare_model(
     cache_format = options.cache_format or DEFAULT_CACHE_FORMAT
     footprint = footprint_of(spec, weights, chunk, cache_format)
     plan = place(footprint, cards, plan_request(options, chunk))
+    check_free_memory(plan, measure)
     return PreparedModel(location, spec, weights, text, footprint, plan, options, cache_format)
+
+
+def check_free_memory(plan: Plan, free_bytes: FreeBytes) -> None:
+    """A budget is what the user allows, not what is free. Raises BudgetError naming the card that is short.
+
+    CPU cards share one memory, so their plans are added up.
+    """
+    planned: dict[tuple[CardKind, int], int] = {}
+    for stage in plan.stages:
+        memory = (stage.card.kind, stage.card.index if stage.card.kind == "cuda" else 0)
+        planned[memory] = planned.get(memory, 0) + plan.card_bytes(stage.card.name)
+    for (kind, index), needed in planned.items():
+        free = free_bytes(kind, index)
+        if needed > free:
+            where = f"cuda:{index}" if kind == "cuda" else "this machine's CPU cards"
+            raise BudgetError(
+                f"{format_bytes(needed)} are planned on {where}",
+                found=f"{format_bytes(free)} free, {format_bytes(needed - free)} short",
+                remedy="end what else uses this memory, a shorter --context, or smaller budgets in --cards",
+            )
 
 
 def open_checkpoint_of(location: ModelLocation) -> tuple[ModelSpec, TensorSource]:
