@@ -10,9 +10,9 @@ from rich.table import Table
 from tandem.cli.console import output, print_json
 from tandem.cli.flags import JsonFlag
 from tandem.core.errors import SettingsError
-from tandem.core.plan import format_bytes
+from tandem.core.plan import MemoryTerm, format_bytes
 
-_BAR_CELLS = 24
+_BAR_CELLS = 12
 
 
 def plan(
@@ -113,40 +113,36 @@ def plan(
     return report.exit_code
 
 
+def _shown_term(term: MemoryTerm | None) -> str:
+    if term is None:
+        return "–"
+    return ("" if term.quality == "exact" else "~") + format_bytes(term.bytes)
+
+
+def _bar(share: float) -> str:
+    filled = round(min(share, 1.0) * _BAR_CELLS)
+    return "█" * filled + "░" * (_BAR_CELLS - filled)
+
+
 def _print_table(model: str, kv_format: str, sized_from: str, report: object) -> None:
     from tandem.planner.fit import FitReport
 
     assert isinstance(report, FitReport)
-    names = list(dict.fromkeys(term.name for card in report.cards for term in card.terms))
     table = Table(
         title=f"{model}, {report.context_tokens:,} tokens, KV {kv_format}", title_justify="left", box=None
     )
-    table.add_column("card")
-    table.add_column("layers")
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
-    table.add_column("used", justify="right")
-    table.add_column("left", justify="right")
+    # A row for every term: two to four cards then fit a terminal of 80 columns.
     table.add_column("")
     for card in report.cards:
-        by_name = {term.name: term for term in card.terms}
-        cells = [
-            ("~" if by_name[name].quality != "exact" else "") + format_bytes(by_name[name].bytes)
-            if name in by_name
-            else "–"
-            for name in names
-        ]
-        share = min(card.expected_bytes / card.budget_bytes, 1.0)
-        filled = round(share * _BAR_CELLS)
-        bar = "█" * filled + "░" * (_BAR_CELLS - filled)
-        table.add_row(
-            card.card,
-            f"{card.layers[0]}–{card.layers[1] - 1}",
-            *cells,
-            f"{format_bytes(card.expected_bytes)} of {format_bytes(card.budget_bytes)}",
-            format_bytes(card.left_bytes),
-            bar,
-        )
+        table.add_column(card.card, justify="right")
+    table.add_row("layers", *(f"{card.layers[0]}–{card.layers[1] - 1}" for card in report.cards))
+    for name in dict.fromkeys(term.name for card in report.cards for term in card.terms):
+        terms = [next((term for term in card.terms if term.name == name), None) for card in report.cards]
+        table.add_row(name.replace("_", " "), *map(_shown_term, terms))
+    table.add_row("used", *(format_bytes(card.expected_bytes) for card in report.cards), style="bold")
+    table.add_row("of", *(format_bytes(card.budget_bytes) for card in report.cards))
+    table.add_row("left", *(format_bytes(card.left_bytes) for card in report.cards))
+    table.add_row("", *(_bar(card.expected_bytes / card.budget_bytes) for card in report.cards))
     out = output()
     out.print(table)
     verdict = {"fits": "It fits", "marginal": "Marginal", "no": "It does not fit", "unknown": "Unknown"}
