@@ -47,6 +47,7 @@ def profile(rehearsal: Rehearsal, case: RowsCase) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--rows", action="store_true")
     parser.add_argument("--tokens", type=int, default=266240)
     options = parser.parse_args()
     pages = options.tokens // 256
@@ -58,12 +59,19 @@ def main() -> None:
     print(
         f"load {rehearsal.load_seconds:.1f} s, GiB: w {weights:.2f}, caches {caches:.2f}, all {allocated:.2f}"
     )
-    for name, value in rehearsal.measure(STEPS).items():
+    for name, value in rehearsal.measure(STEPS if options.rows else STEPS[:1]).items():
         print(f"{name:20s} {value:8.3f}")
     sys.stdout.flush()
+    for chunk in (2048, 4096, 8192):
+        print(f"prefill 8192, chunk {chunk}: {rehearsal.prefill(8192, chunk):.0f} tokens/s", flush=True)
     if options.profile:
-        profile(rehearsal, STEPS[0])
-        profile(rehearsal, STEPS[5])
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            rehearsal.prefill(4096, 4096)
+        print(
+            found.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=45)
+        )
+        for case in (STEPS[0], STEPS[5]) if options.rows else ():
+            profile(rehearsal, case)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 
 from tandem.cache.layout import RowsLayout
 from tandem.core.plan import Card, StagePlan
+from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
 from tandem.models.glm5_next.cuda_stage import CacheRoom, RowsInput, RowsProgram, load_stage, rows_scratch
 from tandem.models.glm5_next.cuda_weights import DeviceReader
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
@@ -37,6 +38,17 @@ class OnCard:
         self._scratch = rows_scratch(self.stage, cache_dir)
         self._programs: dict[int, RowsProgram] = {}
         self._cache_dir = cache_dir
+
+    def prefill(self, slot: int, tokens: Sequence[int], chunk_tokens: int) -> torch.Tensor:
+        """Logits fp32 [T, V] of a prompt from position 0, on the CPU."""
+        program, parts = PrefillProgram(self.stage, chunk_tokens, self._cache_dir), []
+        table = torch.tensor([page_table(slot)], dtype=torch.int32).cuda()
+        for start in range(0, len(tokens), chunk_tokens):
+            ids = list(tokens[start : start + chunk_tokens])
+            padded = torch.tensor(ids + [0] * (chunk_tokens - len(ids))).cuda()
+            program.run(ChunkInput(padded, slot, start, len(ids), table))
+            parts.append(program.logits(self.stage.head, slice(0, len(ids))).cpu())
+        return torch.cat(parts)
 
     def step(self, runs: Step) -> torch.Tensor:
         """Logits fp32 [R, V] on the CPU."""

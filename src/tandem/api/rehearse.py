@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.kda.cuda import DeviceSlots
+from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
 from tandem.models.glm5_next.cuda_stage import (
-    MAX_ROWS,
     CacheRoom,
     DeviceStage,
     RowsInput,
@@ -28,9 +28,11 @@ from tandem.models.glm5_next.cuda_stage import (
 from tandem.models.glm5_next.cuda_weights import DeviceReader
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
+from tandem.models.glm5_next.spec import footprint
 from tandem.planner.geometry import BitWidths
 
-_WARM_UP, _REPEATS = 3, 15
+PAGE_TOKENS = 256
+_WARM_UP, _REPEATS, _PREFILL_REPEATS = 3, 15, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,27 @@ class Rehearsal:
                 found[case.name] = float("nan")
         return found
 
+    def prefill(self, tokens: int, chunk_tokens: int) -> float:
+        """Median tokens a second of a prompt of so many tokens, its chunks one after the other."""
+        stage, device = self.stage, self.stage.device
+        program = PrefillProgram(stage, chunk_tokens, self.cache_dir)
+        table = torch.arange(stage.room.max_pages, dtype=torch.int32, device=device)[None]
+        ids = torch.randint(stage.spec.vocab_size, (tokens,), device=device)
+        rates = []
+        for i in range(_PREFILL_REPEATS + 1):
+            stage.reset_slot(0)
+            begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+            begin.record()
+            for start in range(0, tokens, chunk_tokens):
+                program.run(ChunkInput(ids[start : start + chunk_tokens], 0, start, chunk_tokens, table))
+            end.record()
+            end.synchronize()
+            if i:
+                rates.append(tokens / float(begin.elapsed_time(end)) * 1e3)
+        if not program.streams.isfinite().all():
+            return float("nan")
+        return round(statistics.median(rates), 1)
+
     def _describe(self, inputs: RowsInput, case: RowsCase) -> None:
         room = self.stage.room
         rows = case.sequences * case.rows
@@ -149,4 +172,46 @@ class Rehearsal:
         return round(statistics.median(times), 3)
 
 
-__all__ = ["MAX_ROWS", "STEPS", "Rehearsal", "RowsCase"]
+def rehearse(
+    spec: Glm5NextSpec, bits: BitWidths, context_tokens: int, device: torch.device, cache_dir: Path | None
+) -> dict[str, object]:
+    """Build, measure, and return the record: card, steps, and bytes by term, planned and measured."""
+    pages = -(-context_tokens // PAGE_TOKENS)
+    room = CacheRoom(pages, PAGE_TOKENS, 8, pages, eight_bit=False)
+    torch.empty(0, device=device)  # the driver context must be there before it is asked
+    torch.cuda.reset_peak_memory_stats(device)
+    rehearsal = Rehearsal.build(spec, bits, room, device, cache_dir)
+    stage = rehearsal.stage
+    resident = torch.cuda.memory_allocated(device)
+    steps = rehearsal.measure(STEPS)
+    for chunk in (2048, 4096, 8192):
+        if context_tokens >= 8192:
+            steps[f"prefill_8192_c{chunk}_tps"] = rehearsal.prefill(8192, chunk)
+    source = RandomCheckpoint(spec, bits, device)
+    headers = {name: source.header(name) for name in source.names()}
+    planned = footprint(spec, headers, chunk_tokens=4096, cache_dtype="fp16")
+    planned_weights = sum(planned.layer_weight_bytes) + planned.embedding_bytes + planned.head_bytes
+    planned_caches = round(
+        sum(
+            cache.bytes_per_token * pages * PAGE_TOKENS + cache.bytes_per_sequence * room.max_slots
+            for cache in planned.layer_cache
+        )
+    )
+    return {
+        "model": "glm-5.3-flash" if spec.num_layers == 45 else "glm small",
+        "card": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "weights": "random, EXL3 mul1",
+        "context_tokens": pages * PAGE_TOKENS,
+        "load_seconds": round(rehearsal.load_seconds, 1),
+        "steps": steps,
+        "memory": {
+            "planned": {"weights": planned_weights, "caches": planned_caches},
+            "measured": {
+                "weights": stage.weight_bytes,
+                "caches": stage.cache_bytes,
+                "resident": resident,
+                "peak": torch.cuda.max_memory_allocated(device),
+            },
+        },
+    }

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import tandem
-from tandem.cli import bench, chat, doctor, generate, models, plan, recipes, serve
+from tandem.cli import bench, chat, doctor, generate, models, plan, recipes, rehearse, serve
 from tandem.cli.entry import EXIT_INTERRUPTED
 from tandem.core.errors import TandemError
 
@@ -34,6 +34,7 @@ app.command("generate")(generate.generate)
 app.command("bench")(bench.bench)
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
+app.command("rehearse")(rehearse.rehearse)
 app.add_typer(models.app, name="models")
 app.add_typer(recipes.app, name="recipes")
 

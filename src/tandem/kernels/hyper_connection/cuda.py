@@ -139,7 +139,7 @@ class Sites:
         rows, _, width = streams.values.shape
         self._module().launch(
             "enter_site",
-            (rows, 1, 1),
+            (rows, 2 if site else 1, 1),
             (1024, 1, 1),
             streams.values,
             streams.partial,

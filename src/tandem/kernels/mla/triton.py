@@ -36,6 +36,7 @@ def _attend(  # type: ignore[no-untyped-def]
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     Q8: tl.constexpr,
+    TWO_HALVES: tl.constexpr,
 ):
     part, heads0, row = tl.program_id(0), tl.program_id(1) * BLOCK_H, tl.program_id(2).to(tl.int64)
     position = tl.load(positions_ptr + row)
@@ -70,7 +71,9 @@ def _attend(  # type: ignore[no-untyped-def]
             scales = tl.load(scale_at, mask=live[:, None], other=0)
             latents = (latents.to(tl.float32) * scales.to(tl.float32)).to(tl.float16)
         keys = tl.trans(latents)
-        scores = tl.dot(q_high, keys) + tl.dot(q_low, keys)
+        scores = tl.dot(q_high, keys)
+        if TWO_HALVES:
+            scores += tl.dot(q_low, keys)
         scores = tl.where(live[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - new_top[:, None])
@@ -132,9 +135,11 @@ def attend(
     out: Parts,
     part_tokens: int,
     block_heads: int,
+    *,
+    two_halves: bool = True,
 ) -> None:
     """q fp32 [R, H, L], scaled; cache fp16 [tokens, L], or int8 with ``scales`` fp16 [tokens, L/32] and q
-    rotated by Hadamard-32.
+    rotated by Hadamard-32. two_halves False: q is rounded to fp16, for chunks.
     """
     rows, heads, latent = q.shape
     parts = out.maxima.shape[1]
@@ -160,6 +165,7 @@ def attend(
         BLOCK_T=32,
         BLOCK_H=block_heads,
         Q8=scales is not None,
+        TWO_HALVES=two_halves,
         num_warps=8,
         num_stages=2,
     )

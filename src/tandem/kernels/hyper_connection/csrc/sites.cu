@@ -36,6 +36,11 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     wait_for_earlier();
     const Partial from = {values, sums, scale, splits, pairs, pitch};
+    float old[STREAMS];
+    if (threadIdx.x < ROTATION && choices) {
+#pragma unroll
+        for (int s = 0; s < STREAMS; s++) old[s] = streams[((size_t)row * STREAMS + s) * D + base + threadIdx.x];
+    }
     for (int choice = warp; choice < choices; choice += 8) {
         const int pair = row_pair ? row_pair[row * choices + choice] : row;
         const float weight = row_weight ? row_weight[row * choices + choice] : 1.0f;
@@ -58,9 +63,6 @@ extern "C" __global__ void __launch_bounds__(256)
             float output = outputs[0][threadIdx.x];
             for (int choice = 1; choice < choices; choice++) output += outputs[choice][threadIdx.x];
             const float* c = coefficients + row * MIXES;
-            float old[STREAMS];
-#pragma unroll
-            for (int s = 0; s < STREAMS; s++) old[s] = at[(size_t)s * D];
 #pragma unroll
             for (int s = 0; s < STREAMS; s++) {
                 next[s] = c[4 + s] * output;
@@ -124,7 +126,8 @@ __device__ __forceinline__ float sinkhorn(float raised, int iterations, float ep
     return v;
 }
 
-// Grid: (rows), 1024 threads. mean != 0: the plain mean of the streams (the end of the stack) instead of a mix.
+// Grid: (rows, 2), 1024 threads: the second block of a row makes the coefficients that leave_site will need, which
+// take as long as the rest. mean != 0: the plain mean of the streams (the end of the stack) instead of a mix.
 // -> coefficients [rows, 24], x fp32 [rows, D] normalized (null: not wanted), and for each of `groups` matrices
 // rotated fp32 [groups, rows, D] with its peaks. suh fp16 [groups, D].
 extern "C" __global__ void __launch_bounds__(1024)
@@ -136,7 +139,14 @@ extern "C" __global__ void __launch_bounds__(1024)
     __shared__ float projected[PARTIAL], pre[STREAMS], scratch[32];
     const int row = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, blocks = D / ROTATION;
     let_next_begin();
+    const bool makes_coefficients = blockIdx.y == 1;
+    const float* from = streams + (size_t)row * STREAMS * D;
+    const int own = threadIdx.x * 4;  // the first columns of this thread, asked for at once
     wait_for_earlier();
+    float4 ahead[STREAMS];
+#pragma unroll
+    for (int s = 0; s < STREAMS; s++)
+        if (own < D && !makes_coefficients) ahead[s] = *(const float4*)(from + (size_t)s * D + own);
     if (!mean) {
         // Warp m sums the partial products m of all blocks, 32 at a time in order.
         if (warp < PARTIAL) {
@@ -149,22 +159,23 @@ extern "C" __global__ void __launch_bounds__(1024)
         __syncthreads();
         const float inverse = rsqrtf(projected[MIXES] / (STREAMS * D) + norm_eps);
         float* out = coefficients + row * MIXES;
-        if (warp == 31) {
+        if (makes_coefficients) {
+            if (warp) return;
             const int m = 8 + (lane & 15);
             const float value = sinkhorn(projected[m] * inverse * scale[2] + base[m], iterations, eps);
             if (lane < 16) out[8 + lane] = value;
             if (lane < 4) out[4 + lane] = 2.0f * sigmoid(projected[4 + lane] * inverse * scale[1] + base[4 + lane]);
+            return;
         }
         if (threadIdx.x < STREAMS)
             pre[threadIdx.x] = sigmoid(projected[threadIdx.x] * inverse * scale[0] + base[threadIdx.x]) + eps;
         __syncthreads();
     }
-    const float* from = streams + (size_t)row * STREAMS * D;
     float square = 0.0f;
-    for (int d = threadIdx.x * 4; d < D; d += 4096) {
+    for (int d = own; d < D; d += 4096) {
         float4 v[STREAMS];
 #pragma unroll
-        for (int s = 0; s < STREAMS; s++) v[s] = *(const float4*)(from + (size_t)s * D + d);
+        for (int s = 0; s < STREAMS; s++) v[s] = d == own ? ahead[s] : *(const float4*)(from + (size_t)s * D + d);
         float4 total;
         if (mean) {
             total.x = (v[0].x + v[1].x + v[2].x + v[3].x) * 0.25f;
@@ -208,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 const float* row_weight, const __half* embedding, const i64* token_ids, float* squares, int D,
                 int choices) {
     __shared__ float scratch[32];
+    wait_for_earlier();
     const int row = blockIdx.x;
     const float* c = coefficients + row * MIXES;
     float square = 0.0f;
@@ -260,6 +272,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 __half* rotated, int D, int groups, int mean, int iterations, float eps, float norm_eps) {
     extern __shared__ __align__(16) float mixed[];
     __shared__ float pre[STREAMS], scratch[32];
+    wait_for_earlier();
     const int row = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     if (!mean) {
         const float inverse = rsqrtf(squares[row] / (STREAMS * D) + norm_eps);

@@ -1,0 +1,344 @@
+"""One chunk of one prompt through consecutive layers on a CUDA card.
+
+Always multiplied as C rows, whatever ``length`` is. Activations enter products as fp16, everything recurrent,
+normalized or exponentiated stays fp32. Attention is the step's: every row over the tokens it may see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tandem.kernels.exl3.chunk import Blocks, Exl3Chunk
+from tandem.kernels.exl3.cuda import Exl3Stack
+from tandem.kernels.hadamard.reference import hadamard
+from tandem.kernels.hyper_connection.cuda import SOURCE as SITES
+from tandem.kernels.hyper_connection.cuda import SiteWeights
+from tandem.kernels.indexer.cuda import TopPools
+from tandem.kernels.indexer.triton import score
+from tandem.kernels.kda.cuda import CHUNK_SOURCE, DeviceSlots
+from tandem.kernels.latent_q8 import reference as q8
+from tandem.kernels.mla.cuda import DeviceCache
+from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
+from tandem.kernels.nvrtc import KernelModule, kernel_module
+from tandem.models.glm5_next.cuda_stage import DeviceHead, DeviceStage
+from tandem.models.glm5_next.cuda_weights import KdaTensors, MlaTensors, MlpTensors
+
+_PART_TOKENS = 2080
+_BLOCK_HEADS = 64
+_SCAN_SHARED_BYTES = 4 * 2 * 16 * (3 * 128 + 64)
+_INDEX_DIM = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInput:
+    """A chunk's description; tensors on the card."""
+
+    token_ids: torch.Tensor
+    """int64 [C]."""
+    slot: int
+    start: int
+    length: int
+    page_table: torch.Tensor
+    """int32 [1, max_pages]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """A sublayer's output: y fp16 [P, D], gathered by row."""
+
+    y: torch.Tensor
+    row_pair: torch.Tensor | None = None
+    row_weight: torch.Tensor | None = None
+
+
+class PrefillProgram:
+    """Launches for chunks of C rows; ``run`` returns the streams fp32 [C, 4, D]."""
+
+    def __init__(self, stage: DeviceStage, chunk_tokens: int, cache_dir: Path | None) -> None:
+        spec, device = stage.spec, stage.device
+        self._stage, self._rows, self._cache_dir = stage, chunk_tokens, cache_dir
+        self._exl3 = Exl3Chunk(device, cache_dir)
+        self._top = TopPools(device, cache_dir)
+        self._dense = Blocks.dense(chunk_tokens, device)
+        self.streams = torch.empty(chunk_tokens, 4, spec.hidden_size, device=device)
+        self._coefficients = torch.empty(chunk_tokens, 24, device=device)
+        self._squares = torch.empty(chunk_tokens, device=device)
+        self._x = torch.empty(chunk_tokens, spec.hidden_size, dtype=torch.float16, device=device)
+        self._run_of_row = torch.zeros(chunk_tokens, dtype=torch.int32, device=device)
+
+    def run(self, chunk: ChunkInput) -> torch.Tensor:
+        stage = self._stage
+        last: _Routed | None = None
+        embedding = stage.embedding
+        for layer in stage.layers:
+            self._leave(last, embedding, chunk)
+            embedding = None
+            if isinstance(layer.attention, KdaTensors):
+                last = self._kda(layer.attention_site, layer.attention, layer.memory, chunk)
+            else:
+                last = self._mla(layer.attention_site, layer.attention, layer.memory, chunk)
+            self._leave(last, None, chunk)
+            last = self._mlp(layer.feed_forward_site, layer.feed_forward)
+        self._leave(last, None, chunk)
+        return self.streams
+
+    def logits(self, head: DeviceHead, rows: slice) -> torch.Tensor:
+        """fp32 [R, V] of some of the last chunk's rows."""
+        rotated = self._halves(1, self._rows, head.vocabulary.inputs)
+        self._enter(None, head.norm, head.vocabulary.suh, rotated)
+        chosen = rotated[:, rows].contiguous()
+        y = torch.empty(chosen.shape[1], head.vocabulary.outputs[0], device=chosen.device)
+        blocks = Blocks.dense(chosen.shape[1], chosen.device)
+        self._exl3.product(chosen, head.vocabulary, blocks, (y,))
+        return y
+
+    def _leave(self, last: _Routed | None, embedding: torch.Tensor | None, chunk: ChunkInput) -> None:
+        choices = 0
+        if last is not None:
+            choices = 1 if last.row_pair is None else last.row_pair.shape[1]
+        self._sites().launch(
+            "leave_chunk",
+            (self._rows, 1, 1),
+            (256, 1, 1),
+            self.streams,
+            self._coefficients,
+            last.y if last else None,
+            last.row_pair if last else None,
+            last.row_weight if last else None,
+            embedding,
+            chunk.token_ids,
+            self._squares,
+            self._stage.spec.hidden_size,
+            choices,
+        )
+
+    def _enter(
+        self,
+        site: SiteWeights | None,
+        norm: torch.Tensor,
+        suh: torch.Tensor | None,
+        rotated: torch.Tensor | None,
+    ) -> None:
+        spec = self._stage.spec
+        projected = None if site is None else torch.mm(self.streams.flatten(1), site.mixer.T)
+        self._sites().launch(
+            "enter_chunk",
+            (self._rows, 1, 1),
+            (256, 1, 1),
+            self.streams,
+            projected,
+            self._squares,
+            site.base if site else None,
+            site.scale if site else None,
+            norm,
+            suh,
+            self._coefficients,
+            self._x,
+            rotated,
+            spec.hidden_size,
+            0 if suh is None else suh.shape[0],
+            int(site is None),
+            spec.sinkhorn_iterations,
+            float(spec.streams_eps),
+            float(spec.rms_norm_eps),
+            shared_bytes=4 * spec.hidden_size,
+        )
+
+    def _kda(
+        self, site: SiteWeights, tensors: KdaTensors, slots: DeviceSlots | DeviceCache, chunk: ChunkInput
+    ) -> _Routed:
+        assert isinstance(slots, DeviceSlots)
+        spec, rows, device = self._stage.spec, self._rows, self._x.device
+        heads, width = spec.kda_heads, spec.kda_width
+        inputs = self._halves(tensors.qkv.groups, rows, tensors.qkv.inputs)
+        self._enter(site, site.norm, tensors.qkv.suh, inputs)
+        small = torch.mm(self._x, tensors.step.small.T, out_dtype=torch.float32)
+        forget = torch.mm(small[:, :128].half(), tensors.step.forget_up.T, out_dtype=torch.float32)
+        gate = torch.mm(small[:, 128:256].half(), tensors.step.gate_up.T, out_dtype=torch.float32)
+        qkv = torch.empty(rows, 3 * width, device=device)
+        self._exl3.product(inputs, tensors.qkv, self._dense, (qkv,))
+        q, k, v, decay = (torch.empty(rows, width, device=device) for _ in range(4))
+        rates, mixing = torch.empty(rows, heads, 2, device=device), small[:, 256:]
+        step, module = tensors.step, kernel_module(CHUNK_SOURCE, device, self._cache_dir)
+        history = slots.history[chunk.slot]
+        module.launch(
+            "kda_prepare",
+            (rows, heads, 1),
+            (128, 1, 1),
+            qkv,
+            forget,
+            mixing,
+            history,
+            step.conv,
+            step.dt_bias,
+            step.a_log,
+            q,
+            k,
+            v,
+            decay,
+            rates,
+            small.shape[1],
+            chunk.length,
+            float(spec.decay_lower_bound or 0.0),
+        )
+        o = forget
+        state = slots.state[chunk.slot]
+        module.launch(
+            "kda_scan",
+            (heads, 2, 1),
+            (256, 1, 1),
+            q,
+            k,
+            v,
+            decay,
+            rates,
+            state,
+            o,
+            rows,
+            shared_bytes=_SCAN_SHARED_BYTES,
+        )
+        past = torch.cat((history, qkv[max(0, chunk.length - 3) : chunk.length]))[-3:]
+        history.copy_(past)
+        slots.committed[chunk.slot] = chunk.start + chunk.length
+        rotated = self._halves(1, rows, width)
+        module.launch(
+            "kda_finish",
+            (rows, -(-heads // 4), 1),
+            (128, 1, 1),
+            o,
+            gate,
+            step.norm,
+            tensors.out.suh,
+            rotated,
+            heads,
+            float(spec.rms_norm_eps),
+        )
+        return _Routed(self._one_product(rotated, tensors.out))
+
+    def _mla(
+        self, site: SiteWeights, tensors: MlaTensors, cache: DeviceSlots | DeviceCache, chunk: ChunkInput
+    ) -> _Routed:
+        assert isinstance(cache, DeviceCache)
+        spec, rows, device, room = self._stage.spec, self._rows, self._x.device, self._stage.room
+        step, heads, latent = tensors.step, spec.heads, spec.kv_lora_rank
+        inputs = self._halves(2, rows, tensors.down.inputs)
+        self._enter(site, site.norm, tensors.down.suh, inputs)
+        small = torch.mm(self._x, step.small.T, out_dtype=torch.float32)
+        low = torch.empty(rows, spec.q_lora_rank, device=device)
+        latents = torch.empty(rows, latent, device=device)
+        self._exl3.product(inputs, tensors.down, self._dense, (low, latents))
+        low = torch.nn.functional.rms_norm(low, low.shape[1:], step.query_norm, spec.rms_norm_eps)
+        latents = torch.nn.functional.rms_norm(
+            latents, latents.shape[1:], step.latent_norm, spec.rms_norm_eps
+        )
+        self._store(cache, step.key_norm, step.key_bias, step.pool_bias, latents, small, chunk)
+        inputs = self._halves(2, rows, tensors.up.inputs)
+        self._exl3.rotate(low.half(), tensors.up.suh, self._dense, inputs)
+        queries = self._halves(rows, heads, spec.qk_head_dim)
+        index_q = self._halves(rows, spec.index_heads, _INDEX_DIM)
+        self._exl3.product(inputs, tensors.up, self._dense, (queries, index_q))
+        q = torch.empty(rows, heads, latent, device=device)
+        q.copy_(torch.bmm(queries.transpose(0, 1), step.key_half).transpose(0, 1))
+        q *= spec.qk_head_dim**-0.5
+        if cache.scales is not None:
+            q = hadamard(q, q8.GROUP)
+        pools = spec.index_topk // spec.index_kpool
+        where = Where(
+            torch.arange(chunk.start, chunk.start + rows, dtype=torch.int32, device=device),
+            self._run_of_row,
+            chunk.page_table,
+            torch.empty(rows, pools, dtype=torch.int32, device=device),
+            room.page_tokens,
+            spec.index_kpool,
+        )
+        visible = (chunk.start + rows) // spec.index_kpool
+        if visible > pools:
+            scores = torch.empty(rows, visible, device=device)
+            score(index_q.float(), small[:, 256:], cache.pools, where, scores)
+            self._top.select(scores, where.positions, where.chosen, spec.index_kpool)
+        parts = Parts.empty(rows, parts_for(pools, spec.index_kpool, _PART_TOKENS), heads, latent, device)
+        block = min(heads, _BLOCK_HEADS)
+        attend(q, cache.latents, cache.scales, where, parts, _PART_TOKENS, block, two_halves=False)
+        attended = parts.attended[:, 0] / parts.totals[:, 0, :, None]
+        if cache.scales is not None:
+            attended = hadamard(attended, q8.GROUP)
+        values = torch.bmm(attended.half().transpose(0, 1), step.value_half).transpose(0, 1)
+        rotated = self._halves(1, rows, tensors.out.inputs)
+        self._exl3.rotate(values.reshape(rows, -1), tensors.out.suh, self._dense, rotated)
+        return _Routed(self._one_product(rotated, tensors.out))
+
+    def _store(
+        self,
+        cache: DeviceCache,
+        key_norm: torch.Tensor,
+        key_bias: torch.Tensor,
+        pool_bias: torch.Tensor,
+        latents: torch.Tensor,
+        small: torch.Tensor,
+        chunk: ChunkInput,
+    ) -> None:
+        """Latents, complete pools and the raw tail of the chunk's ``length`` rows."""
+        page, kpool = self._stage.room.page_tokens, self._stage.spec.index_kpool
+        positions = torch.arange(chunk.start, chunk.start + chunk.length, device=latents.device)
+        tokens = chunk.page_table[0].long()[positions // page] * page + positions % page
+        if cache.scales is None:
+            cache.latents[tokens] = latents[: chunk.length].clamp(-65504.0, 65504.0).half()
+        else:
+            cache.latents[tokens], cache.scales[tokens] = q8.encode(latents[: chunk.length])
+        keys = torch.nn.functional.layer_norm(small[:, :128], (128,), key_norm, key_bias, 1e-6)
+        gates = small[:, 128:256]
+        weights = torch.softmax(gates.view(-1, kpool, 128) + pool_bias, dim=1)
+        pooled = (keys.view(-1, kpool, 128) * weights).sum(1).clamp(-65504.0, 65504.0)
+        complete = chunk.length // kpool
+        cache.pools[tokens[: complete * kpool : kpool] // kpool] = pooled[:complete].half()
+        tail = slice(complete * kpool, chunk.length)
+        ring = cache.ring[chunk.slot]
+        ring[positions[tail] % ring.shape[0]] = torch.stack((keys[tail], gates[tail]), dim=1)
+
+    def _mlp(self, site: SiteWeights, tensors: MlpTensors) -> _Routed:
+        spec, rows = self._stage.spec, self._rows
+        gate_up = tensors.gate_up
+        if tensors.router is None:
+            inputs = self._halves(2, rows, gate_up.inputs)
+            self._enter(site, site.norm, gate_up.suh[:, 0], inputs)
+            return _Routed(self._gated(inputs, tensors, self._dense))
+        assert tensors.correction_bias is not None
+        self._enter(site, site.norm, None, None)
+        scores = torch.sigmoid(torch.mm(self._x, tensors.router.T, out_dtype=torch.float32))
+        chosen = torch.topk(scores + tensors.correction_bias, spec.experts_per_token, dim=1).indices
+        experts = chosen.sort(dim=1).values
+        weights = scores.gather(1, experts)
+        if spec.normalize_experts:
+            weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+        weights = weights * spec.routed_scaling
+        if gate_up.matrices > spec.num_experts:
+            experts = torch.nn.functional.pad(experts, (0, 1), value=spec.num_experts)
+            weights = torch.nn.functional.pad(weights, (0, 1), value=1.0)
+        blocks, row_pair = Blocks.routed(experts, gate_up.matrices)
+        inputs = self._halves(2, experts.numel(), gate_up.inputs)
+        self._exl3.rotate(self._x, gate_up.suh, blocks, inputs)
+        return _Routed(self._gated(inputs, tensors, blocks), row_pair, weights.contiguous())
+
+    def _gated(self, inputs: torch.Tensor, tensors: MlpTensors, blocks: Blocks) -> torch.Tensor:
+        pairs, width = inputs.shape[1], tensors.down.inputs
+        both = self._halves(2, pairs, width)
+        self._exl3.product(inputs, tensors.gate_up, blocks, (both[0], both[1]))
+        rotated = self._halves(1, pairs, width)
+        self._exl3.gate_up(both[0], both[1], tensors.down, blocks, rotated, self._stage.spec.swiglu_limit)
+        return self._one_product(rotated, tensors.down, blocks)
+
+    def _one_product(
+        self, rotated: torch.Tensor, stack: Exl3Stack, blocks: Blocks | None = None
+    ) -> torch.Tensor:
+        y = torch.empty(rotated.shape[1], stack.outputs[0], dtype=torch.float16, device=rotated.device)
+        self._exl3.product(rotated, stack, blocks or self._dense, (y,))
+        return y
+
+    def _halves(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float16, device=self._x.device)
+
+    def _sites(self) -> KernelModule:
+        return kernel_module(SITES, self._x.device, self._cache_dir)
