@@ -73,4 +73,4 @@ def _commit() -> str:
         text=True,
         check=False,
     )
-    return found.stdout.strip() or "unknown"
+    return found.stdout.strip() if found.returncode == 0 else "unknown"
