@@ -123,15 +123,19 @@ class Catalogue:
         return drill(snapshot.index, query, found, self._fits(snapshot, query), snapshot.version, self.label)
 
     def facet(self, query: Query, key: str, limit: int | None = None) -> FacetView:
-        """One facet of a query; all its values with a ``limit``."""
+        """One facet of a query; all its values with a ``limit``.
+
+        Raises UnknownFacetError for a key that there is none of, or none with this grain or without cards.
+        """
         matching = self._matching(query)
         for facet in matching.facets:
             if facet.key == key:
                 return facet_view(matching, facet, self.label, limit)
         if key == "fits":
             raise UnknownFacetError("fits", "name cards: hw=2x64gib beside it")
-        parse_query([(key, "~none"), ("grain", query.grain)])  # says what is wrong with the key
-        raise QueryError(key, "no such facet")
+        if key in BY_KEY:
+            raise UnknownFacetError(key, "grain=measurement beside it")
+        raise UnknownFacetError(key)
 
     def rows(self, query: Query, ordinals: Iterable[int]) -> list[dict[str, Any]]:
         """Row data of records, in the order given."""

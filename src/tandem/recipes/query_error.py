@@ -1,4 +1,4 @@
-"""The one error of a drilldown query."""
+"""What can be wrong with a query, and what it may ask for that is not there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class QueryError(UserError):
 
 
 class UnknownFacetError(UserError):
-    """No facet has this key, or there is none without cards to judge by; HTTP answers 404."""
+    """No facet has this key, or none with this grain or without cards to judge by; HTTP answers 404."""
 
     def __init__(self, key: str, remedy: str = "tandem recipes facets lists them") -> None:
         self.key = key
