@@ -17,9 +17,9 @@ def settle_process() -> None:
 
     OpenMP: libgomp by default spins at barriers for milliseconds. As soon as anything else wants the cores (a
     client on the same machine is enough) the spinner holds the core that the thread it waits for needs: a
-    token took 60 to 90 ms. Threads that never spin sleep between regions and are woken late: prefill fell by
-    a third. With threads tied to cores (``kernels/jit.py``) a count of 5,000, about 0.1 ms, bridges the gaps between
-    regions: 11 ms a token on two free cores, 28 ms on two busy ones (2026-11-30).
+    token took 60 to 90 ms. Threads that hardly spin sleep between regions and are woken late: prefill fell
+    by a third. With threads tied to cores (``kernels/jit.py``) 5,000 spins, about 0.1 ms, bridge the gaps
+    between regions: 11 ms a token on two free cores, 28 ms on two busy ones (2026-11-30).
 
     malloc: glibc gives threads arenas of their own, and what one thread frees another cannot use. After 500
     mixed requests nine arenas of 64 MiB each held little but free memory (2026-11-30).

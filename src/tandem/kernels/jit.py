@@ -26,6 +26,7 @@ import numba
 import numpy as np
 import torch  # loads the OpenMP runtime it ships, which numba then finds
 from numba import types
+from numba.np.ufunc.parallel import get_thread_id
 
 from tandem.core.settings import read_environment
 
@@ -35,9 +36,10 @@ _WORTH_SPREADING = 100_000
 
 _AFFINITY_BYTES = 128
 """Room for 1,024 cores, as in the C library."""
-_set_affinity = types.ExternalFunction(
+_set_affinity: Any = types.ExternalFunction(
     "sched_setaffinity", types.int32(types.int32, types.uintp, types.voidptr)
 )
+_thread_id: Any = get_thread_id
 _first_core = itertools.count()
 """Stages start on different cores, so that their single-threaded parts do."""
 
@@ -120,4 +122,4 @@ def use_threads(count: int) -> None:
 @parallel_kernel
 def _tie_to_cores(masks: Any) -> None:
     for _ in numba.prange(masks.shape[0]):
-        _set_affinity(0, masks.shape[1], masks[numba.get_thread_id()].ctypes)
+        _set_affinity(0, masks.shape[1], masks[_thread_id()].ctypes)
