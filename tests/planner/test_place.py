@@ -124,6 +124,15 @@ def test_weights_that_never_fit_say_so():
         place(footprint(), cards(50 * MIB), PlanRequest())
 
 
+def test_the_shortage_named_is_that_of_the_shortest_context():
+    held = cards(100 * MIB)
+    with pytest.raises(BudgetError, match="even the shortest context lacks") as caught:
+        place(footprint(), held, PlanRequest(context_tokens=8192))
+    with pytest.raises(BudgetError) as shortest:
+        place(footprint(), held, PlanRequest(context_tokens=128))
+    assert caught.value.remedy == shortest.value.remedy
+
+
 def test_a_context_beyond_the_model_is_refused():
     with pytest.raises(SettingsError, match="--context 8192"):
         place(footprint(), cards(1024 * MIB), PlanRequest(context_tokens=9000))

@@ -252,7 +252,11 @@ def _refuse_if_short(
     if largest >= request.chunk_tokens:
         remedy = f"--context {largest}, the largest that fits"
     else:
-        remedy = f"more or larger cards: even the shortest context lacks {format_bytes(missing)} here"
+        shortest = best_effort_plan(footprint, cards, request, request.chunk_tokens)
+        where, lacking = _shortfall(shortest, cards) or (card, missing)
+        remedy = (
+            f"more or larger cards: even the shortest context lacks {format_bytes(lacking)} on {where.name}"
+        )
     raise BudgetError(
         f"{format_bytes(plan.card_bytes(card.name))} are needed on {card.name} "
         f"for a context of {plan.context_tokens:,} tokens ({parts})",
