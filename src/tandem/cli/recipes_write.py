@@ -160,7 +160,8 @@ def fit(
     from tandem.cli.flags import parse_tokens
     from tandem.cli.recipes_print import print_fits
     from tandem.core.errors import SettingsError
-    from tandem.recipes.fit import EXIT_CODES, fit_subject, parse_hardware
+    from tandem.core.plan import EXIT_CODES
+    from tandem.recipes.fit import fit_subject, parse_hardware
     from tandem.recipes.profiles import named_profile
 
     if hw is None:

@@ -14,6 +14,10 @@ GIB = 1024**3
 
 Quality = Literal["exact", "estimated", "measured"]
 
+Verdict = Literal["fits", "marginal", "no", "unknown"]
+EXIT_CODES: dict[Verdict, int] = {"fits": 0, "marginal": 3, "no": 4, "unknown": 5}
+"""What a command that judges a fit exits with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Card:

@@ -7,15 +7,18 @@ and a high figure. *fits* only if the high figure does; *marginal* if only the e
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
 from tandem.core.errors import SettingsError
-from tandem.core.plan import Card, MemoryTerm, ModelFootprint, Plan, format_bytes
+from tandem.core.plan import (
+    EXIT_CODES,
+    Card,
+    MemoryTerm,
+    ModelFootprint,
+    Plan,
+    Verdict,
+    format_bytes,
+)
 from tandem.planner.place import PlanRequest, best_effort_plan, max_context_tokens
-
-Verdict = Literal["fits", "marginal", "no", "unknown"]
-
-EXIT_CODES: dict[str, int] = {"fits": 0, "marginal": 3, "no": 4, "unknown": 5}
 
 _DOUBT = {"exact": 0.0, "measured": 0.05, "estimated": 0.4}
 """Share by which a term may be off. Estimates of workspaces were within 40 % of the peer's own figures."""

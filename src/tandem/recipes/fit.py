@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-from tandem.core.plan import GIB, Quality
+from tandem.core.plan import GIB, Quality, Verdict
 from tandem.recipes.profiles import effective_profile
 from tandem.recipes.query_error import QueryError
 from tandem.recipes.register import Geometry
 from tandem.recipes.schema import Profile, Recipe
 
-Verdict = Literal["fits", "marginal", "no", "unknown"]
-EXIT_CODES: dict[Verdict, int] = {"fits": 0, "marginal": 3, "no": 4, "unknown": 5}
 _SIZE = r"[1-9][0-9]{0,3}(?:\.[0-9]{1,4})?"
 _UNIT = "(?:[gG](?:[iI][bB])?)?"
 _PART = f"(?:(?:1[0-6]|[1-9])[xX])?{_SIZE}{_UNIT}(?::usable={_SIZE}{_UNIT})?"
