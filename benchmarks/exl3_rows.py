@@ -16,16 +16,8 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.cuda import (
-    SOURCE,
-    Exl3Matrix,
-    Exl3Rows,
-    Exl3Stack,
-    Jobs,
-    Scratch,
-    Shape,
-    row_bucket,
-)
+from tandem.kernels.exl3.cuda import SOURCE, Exl3Rows, Shape, row_bucket
+from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack, Jobs, Scratch
 from tandem.kernels.nvrtc import compile_cubin
 
 CUBINS = Path("/tmp/cubins")

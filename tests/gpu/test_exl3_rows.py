@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tandem.kernels.exl3.cuda import Exl3Matrix, Exl3Rows, Exl3Stack, Jobs, Scratch
+from tandem.kernels.exl3.cuda import Exl3Rows
+from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack, Jobs, Scratch
 from tandem.kernels.exl3.reference import exl3_linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]

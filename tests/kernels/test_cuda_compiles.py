@@ -8,6 +8,7 @@ pytest.importorskip("cuda.core", reason="the GPU packages are not installed: pip
 
 from tandem.kernels.exl3 import chunk as exl3_chunk
 from tandem.kernels.exl3 import cuda as exl3
+from tandem.kernels.exl3 import decoded
 from tandem.kernels.hyper_connection import cuda as hyper_connection
 from tandem.kernels.indexer import cuda as indexer
 from tandem.kernels.kda import cuda as kda
@@ -18,6 +19,8 @@ from tandem.kernels.nvrtc import compile_cubin
 SOURCES = {
     "exl3 rows": exl3.SOURCE.with_defines(BITS_A=3, BITS_B=5, ROWS=16, TILES=8, WARPS=4),
     "exl3 chunk": exl3_chunk.SOURCE.with_defines(BITS_A=3, BITS_B=5),
+    "decoded rows": decoded.ROWS_SOURCE.with_defines(FORMS="F(0,0,2) F(1,1,10) F(2,2,7)", ROWS=16),
+    "decoded chunk": decoded.CHUNK_SOURCE.with_defines(FORMS="F(0,0,2) F(1,1,10) F(2,2,7)"),
     "sites": hyper_connection.SOURCE,
     "top pools": indexer.SOURCE,
     "kda rows": kda.SOURCE,

@@ -1,4 +1,4 @@
-"""EXL3 (MUL1) products of a prefill chunk on a CUDA card: fp16 rows, weights decoded inside the product.
+"""EXL3 products of a prefill chunk on a CUDA card: fp16 rows, weights decoded inside the product.
 
 Alphabet: P pairs (rows sorted by matrix), G groups, M matrices a group, k inputs, n outputs.
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.cuda import Exl3Stack
+from tandem.kernels.exl3.decoded import DecodedChunk
+from tandem.kernels.exl3.operands import Exl3Stack
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "exl3_chunk.cu")
@@ -130,6 +131,9 @@ class Exl3Chunk:
         if blocks.pair_row is None and rotated.shape[1] >= LIBRARY_ROWS:
             self._library_product(rotated, stack, outputs)
             return
+        if not stack.integer:
+            self._decoded().product(rotated, stack, blocks, outputs)
+            return
         first, last = outputs[0], outputs[-1]
         columns, rows = -(-stack.widest // _BLOCK_OUTPUTS), blocks.matrix.numel()
         rows_first = blocks.pair_row is None
@@ -163,19 +167,13 @@ class Exl3Chunk:
     ) -> None:
         """Each matrix decoded once and multiplied by the library's product."""
         for group, out in enumerate(outputs):
-            bits, width = int(stack.trellises[group].shape[2]) // 16, stack.outputs[group]
+            width = stack.outputs[group]
             matrix = torch.empty(stack.inputs, width, dtype=torch.float16, device=self.device)
-            module = self._module((bits, bits))
-            module.launch(
-                "decode_matrix",
-                (width // _BLOCK_OUTPUTS, stack.inputs // 16, 1),
-                (256, 1, 1),
-                stack.addresses[group:],
-                matrix,
-                width,
-            )
+            self._decoded().decode(stack, group, matrix)
             y = torch.mm(rotated[group], matrix)
-            module.launch(
+            if stack.offsets:
+                y += stack.offsets[group]
+            self._module((3, 3)).launch(
                 "finish_chunk",
                 (y.shape[0], -(-width // 512), 1),
                 (128, 1, 1),
@@ -185,6 +183,9 @@ class Exl3Chunk:
                 width,
                 int(out.dtype == torch.float32),
             )
+
+    def _decoded(self) -> DecodedChunk:
+        return DecodedChunk(self.device, self.cache_dir)
 
     def _module(self, rates: tuple[int, int]) -> KernelModule:
         source = SOURCE.with_defines(BITS_A=rates[0], BITS_B=rates[1])

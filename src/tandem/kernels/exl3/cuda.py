@@ -1,25 +1,27 @@
-"""EXL3 (MUL1) products of few rows on CUDA cards: integer matrix units add the codebook's bytes.
+"""EXL3 products of few rows on CUDA cards: integer matrix units add the bytes of the MUL1 codebook.
 
 Alphabet: R rows, G groups, M matrices a group, P pairs (a row meeting a matrix), J jobs (a matrix with its
 pairs), k inputs, n outputs, S splits of k.
 
 The product is an integer, so its bits depend neither on R nor on S nor on the other rows. Activations are
 rounded to 16 bits a row, finer than fp16; against the exact decode the result differs by that rounding and by
-the fp16 rounding of single weights (tests: 3e-4 relative).
+the fp16 rounding of single weights (tests: 3e-4 relative). Stacks of another codebook, of half rates or
+of more than two rates go to ``decoded.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tandem.kernels.exl3.decoded import DecodedRows, splits_of
+from tandem.kernels.exl3.operands import Exl3Stack, Inputs, Jobs, Sums
+from tandem.kernels.exl3.reference import ROTATION
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "exl3_rows.cu")
-ROTATION = 128
 ROW_BUCKETS = (1, 2, 4, 8, 16)
 _SHARED_LIMIT_BYTES = 68 * 1024
 """Three blocks a processor; more activations than fit are split along k."""
@@ -40,200 +42,6 @@ class Shape:
 
 
 DEFAULT_SHAPE = Shape()
-
-
-@dataclass(frozen=True, slots=True)
-class Exl3Matrix:
-    """One quantized matrix on the card."""
-
-    trellis: torch.Tensor
-    """int16 [k/16, n/16, 16·K]."""
-    suh: torch.Tensor
-    """fp16 [k]."""
-    svh: torch.Tensor
-    """fp16 [n]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exl3Stack:
-    """G groups of M matrices that one launch multiplies: one shape a group, at most two rates."""
-
-    trellises: tuple[torch.Tensor, ...]
-    """Keeps the tiles alive."""
-    addresses: torch.Tensor
-    """int64 [G·M]."""
-    bits: torch.Tensor
-    """int32 [G·M]."""
-    outputs_of: torch.Tensor
-    """int32 [G·M]."""
-    suh: torch.Tensor
-    """fp16 [G, M, k]."""
-    svh: tuple[torch.Tensor, ...]
-    """fp16 [M, n] a group, contiguous one after the other."""
-    rates: tuple[int, int]
-    inputs: int
-    outputs: tuple[int, ...]
-    matrices: int
-
-    @classmethod
-    def of(cls, groups: Sequence[Sequence[Exl3Matrix]]) -> Exl3Stack:
-        """``groups[g][m]``. Raises ValueError for more than two rates or shapes that differ in a group."""
-        every = [matrix for group in groups for matrix in group]
-        device = every[0].trellis.device
-        bits = [matrix.trellis.shape[2] // 16 for matrix in every]
-        rates = sorted(set(bits))
-        outputs = tuple(group[0].svh.numel() for group in groups)
-        if len(rates) > 2 or any(
-            m.svh.numel() != outputs[g] for g, group in enumerate(groups) for m in group
-        ):
-            raise ValueError(f"one launch takes two rates and equal shapes, not rates {rates}")
-        svh = torch.cat([matrix.svh for matrix in every])
-        parts = torch.split(svh, [n * len(groups[0]) for n in outputs])
-        return cls(
-            trellises=tuple(matrix.trellis for matrix in every),
-            addresses=torch.tensor([m.trellis.data_ptr() for m in every], dtype=torch.int64, device=device),
-            bits=torch.tensor(bits, dtype=torch.int32, device=device),
-            outputs_of=torch.tensor([m.svh.numel() for m in every], dtype=torch.int32, device=device),
-            suh=torch.stack([m.suh for m in every]).view(len(groups), len(groups[0]), -1),
-            svh=tuple(part.view(-1, n) for part, n in zip(parts, outputs, strict=True)),
-            rates=(rates[0], rates[-1]),
-            inputs=every[0].suh.numel(),
-            outputs=outputs,
-            matrices=len(groups[0]),
-        )
-
-    @property
-    def groups(self) -> int:
-        return len(self.outputs)
-
-    @property
-    def widest(self) -> int:
-        return max(self.outputs)
-
-    @property
-    def nbytes(self) -> int:
-        tensors = (*self.trellises, self.addresses, self.bits, self.outputs_of, self.suh, *self.svh)
-        return sum(tensor.nbytes for tensor in tensors)
-
-
-@dataclass(frozen=True, slots=True)
-class Jobs:
-    """Which pairs meet which matrices; int32 on the card, so that routing never visits the host."""
-
-    pair_row: torch.Tensor
-    """[P]."""
-    pair_matrix: torch.Tensor
-    """[P], ascending."""
-    pair_count: torch.Tensor
-    """[1]."""
-    job_start: torch.Tensor
-    """[J + 1]."""
-    job_matrix: torch.Tensor
-    """[J]."""
-    job_count: torch.Tensor
-    """[1]."""
-    fixed: bool = False
-    """Written long before any kernel of the step."""
-
-    @property
-    def capacity(self) -> int:
-        return self.pair_row.numel()
-
-    @property
-    def most_jobs(self) -> int:
-        return self.job_matrix.numel()
-
-    @classmethod
-    def dense(cls, rows: int, device: torch.device) -> Jobs:
-        """One job: every row meets matrix 0."""
-
-        def ints(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=device)
-
-        return cls(
-            ints(list(range(rows))),
-            ints([0] * rows),
-            ints([rows]),
-            ints([0, rows]),
-            ints([0]),
-            ints([1]),
-            True,
-        )
-
-    @classmethod
-    def empty(cls, pairs: int, jobs: int, device: torch.device) -> Jobs:
-        """To be filled on the card."""
-
-        def ints(count: int) -> torch.Tensor:
-            return torch.zeros(count, dtype=torch.int32, device=device)
-
-        return cls(ints(pairs), ints(pairs), ints(1), ints(jobs + 1), ints(jobs), ints(1))
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Rotated rows for a product."""
-
-    rotated: torch.Tensor
-    """fp32 [G·P, k]."""
-    peaks: torch.Tensor
-    """fp32 [G·P, k/128]: the largest magnitude of each rotated block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """What a product leaves: integers, to be rotated back by whoever reads them."""
-
-    values: torch.Tensor
-    """int32 [S, G·P, 2, pitch]."""
-    sums: torch.Tensor
-    """int32 [S, G·P]."""
-    scale: torch.Tensor
-    """fp32 [G·P]."""
-
-    @property
-    def splits(self) -> int:
-        return self.values.shape[0]
-
-    @property
-    def pitch(self) -> int:
-        return self.values.shape[3]
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """Memory that the products of a step use one after the other."""
-
-    rotated: torch.Tensor
-    peaks: torch.Tensor
-    values: torch.Tensor
-    sums: torch.Tensor
-    scale: torch.Tensor
-
-    @classmethod
-    def empty(cls, row_values: int, sum_values: int, pairs: int, device: torch.device) -> Scratch:
-        """row_values: most G·P·k; sum_values: most S·G·P·n; pairs: most S·G·P."""
-        return cls(
-            torch.empty(row_values, device=device),
-            torch.empty(row_values // ROTATION, device=device),
-            torch.empty(2 * sum_values, dtype=torch.int32, device=device),
-            torch.empty(pairs, dtype=torch.int32, device=device),
-            torch.empty(pairs, device=device),
-        )
-
-    def inputs(self, pairs: int, inputs: int) -> Inputs:
-        blocks = inputs // ROTATION
-        return Inputs(
-            self.rotated[: pairs * inputs].view(pairs, inputs),
-            self.peaks[: pairs * blocks].view(pairs, blocks),
-        )
-
-    def outputs(self, splits: int, pairs: int, pitch: int) -> Sums:
-        return Sums(
-            self.values[: splits * pairs * 2 * pitch].view(splits, pairs, 2, pitch),
-            self.sums[: splits * pairs].view(splits, pairs),
-            self.scale[:pairs],
-        )
 
 
 def row_bucket(rows: int) -> int:
@@ -285,6 +93,8 @@ class Exl3Rows:
         )
 
     def splits(self, stack: Exl3Stack, jobs: Jobs, most_rows: int) -> int:
+        if not stack.integer:
+            return splits_of(stack)
         return splits_for(
             stack.inputs,
             stack.widest,
@@ -295,8 +105,11 @@ class Exl3Rows:
         )
 
     def product(self, rows: Inputs, stack: Exl3Stack, jobs: Jobs, out: Sums, most_rows: int) -> None:
-        """Integer sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16."""
+        """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16."""
         bucket = row_bucket(most_rows)
+        if not stack.integer:
+            DecodedRows(self.device, self.cache_dir).product(rows, stack, jobs, out, bucket)
+            return
         per_split = -(-(stack.inputs // 16) // out.splits)
         shared = max(2 * bucket * (per_split * 16 + 16), 2 * bucket * self.shape.tiles * 16 * 4)
         self._module(stack.rates, bucket).launch(

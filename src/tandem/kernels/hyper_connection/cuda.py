@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.cuda import ROTATION, Inputs, Sums
+from tandem.kernels.exl3.operands import Inputs, Sums
+from tandem.kernels.exl3.reference import ROTATION
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "sites.cu")

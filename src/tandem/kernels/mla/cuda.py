@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.cuda import ROTATION, Exl3Stack, Inputs, Sums
+from tandem.kernels.exl3.operands import Exl3Stack, Inputs, Sums
+from tandem.kernels.exl3.reference import ROTATION
 from tandem.kernels.mla.triton import Parts, Where
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 

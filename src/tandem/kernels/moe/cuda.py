@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.cuda import Jobs
+from tandem.kernels.exl3.operands import Jobs
 from tandem.kernels.nvrtc import KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "route.cu")

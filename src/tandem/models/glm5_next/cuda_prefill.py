@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.exl3.chunk import Blocks, Exl3Chunk
-from tandem.kernels.exl3.cuda import Exl3Stack
+from tandem.kernels.exl3.operands import Exl3Stack
 from tandem.kernels.hadamard.reference import hadamard
 from tandem.kernels.hyper_connection.cuda import SOURCE as SITES
 from tandem.kernels.hyper_connection.cuda import SiteWeights
@@ -86,14 +86,14 @@ class PrefillProgram:
         return self.streams
 
     def logits(self, head: DeviceHead, rows: slice) -> torch.Tensor:
-        """fp32 [R, V] of some of the last chunk's rows."""
+        """fp32 [R, V] of some of the last chunk's rows; rows lie apart by V and its padding."""
         rotated = self._halves(1, self._rows, head.vocabulary.inputs)
         self._enter(None, head.norm, head.vocabulary.suh, rotated)
         chosen = rotated[:, rows].contiguous()
         y = torch.empty(chosen.shape[1], head.vocabulary.outputs[0], device=chosen.device)
         blocks = Blocks.dense(chosen.shape[1], chosen.device)
         self._exl3.product(chosen, head.vocabulary, blocks, (y,))
-        return y
+        return y[:, : self._stage.spec.vocab_size]
 
     def _leave(self, last: _Routed | None, embedding: torch.Tensor | None, chunk: ChunkInput) -> None:
         choices = 0
@@ -158,8 +158,11 @@ class PrefillProgram:
         small = torch.mm(self._x, tensors.step.small.T, out_dtype=torch.float32)
         forget = torch.mm(small[:, :128].half(), tensors.step.forget_up.T, out_dtype=torch.float32)
         gate = torch.mm(small[:, 128:256].half(), tensors.step.gate_up.T, out_dtype=torch.float32)
-        qkv = torch.empty(rows, 3 * width, device=device)
-        self._exl3.product(inputs, tensors.qkv, self._dense, (qkv,))
+        groups = tensors.qkv.groups
+        parts = [torch.empty(rows, 3 * width // groups, device=device) for _ in range(groups)]
+        for group, part in enumerate(parts):
+            self._exl3.product(inputs[group : group + 1], tensors.qkv.group(group), self._dense, (part,))
+        qkv = parts[0] if groups == 1 else torch.cat(parts, dim=1)
         q, k, v, decay = (torch.empty(rows, width, device=device) for _ in range(4))
         rates, mixing = torch.empty(rows, heads, 2, device=device), small[:, 256:]
         step, module = tensors.step, kernel_module(CHUNK_SOURCE, device, self._cache_dir)

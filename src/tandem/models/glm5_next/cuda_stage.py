@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from tandem.cache.sizes import ring_tokens
-from tandem.kernels.exl3.cuda import Exl3Rows, Exl3Stack, Inputs, Jobs, Scratch, Sums, row_bucket
+from tandem.kernels.exl3.cuda import Exl3Rows, row_bucket
+from tandem.kernels.exl3.operands import Exl3Stack, Inputs, Jobs, Scratch, Sums
 from tandem.kernels.hyper_connection.cuda import Embedding, Output, Sites, SiteWeights, Streams
 from tandem.kernels.indexer.cuda import TopPools
 from tandem.kernels.indexer.triton import score
@@ -204,7 +205,10 @@ class RowsProgram:
         self._small = torch.empty(
             rows * max(256 + spec.kda_heads, 256 + spec.index_heads, spec.num_experts), device=device
         )
-        self.logits = torch.empty(rows, spec.vocab_size if stage.head else 0, device=device)
+        vocabulary = stage.head.vocabulary.outputs[0] if stage.head else 0
+        self._padded_logits = torch.empty(rows, vocabulary, device=device)
+        self.logits = self._padded_logits[:, : spec.vocab_size]
+        """fp32 [R, V]; rows lie apart by V and its padding."""
 
     def run(self) -> None:
         """Queue the whole step."""
@@ -228,7 +232,7 @@ class RowsProgram:
         inputs = self._scratch.inputs(self._rows, self._stage.spec.hidden_size)
         self._sites.enter(self.streams, None, head.norm, None, head.vocabulary.suh, inputs)
         sums = self._product(inputs, head.vocabulary, self._jobs)
-        self._exl3.finish(sums, head.vocabulary, self._jobs, self.logits)
+        self._exl3.finish(sums, head.vocabulary, self._jobs, self._padded_logits)
 
     def _kda_layer(self, layer: DeviceLayer, tensors: KdaTensors) -> Output:
         assert isinstance(layer.memory, DeviceSlots)
@@ -307,7 +311,7 @@ class RowsProgram:
 
     def _product(self, inputs: Inputs, stack: Exl3Stack, jobs: Jobs) -> Sums:
         splits = self._exl3.splits(stack, jobs, self._rows)
-        out = self._scratch.outputs(splits, stack.groups * jobs.capacity, stack.widest)
+        out = self._scratch.outputs(splits, stack.groups * jobs.capacity, stack.widest, stack.integer)
         self._exl3.product(inputs, stack, jobs, out, self._rows)
         return out
 
@@ -316,21 +320,16 @@ def rows_scratch(stage: DeviceStage, cache_dir: Path | None) -> Scratch:
     """Memory for the products of any step of up to 16 rows."""
     spec = stage.spec
     choices = spec.experts_per_token + int(spec.shared_experts > 0)
-    pairs = MAX_ROWS * choices
-    dense_rows = 2 * MAX_ROWS
-    row_values = max(
-        dense_rows * max(spec.hidden_size, spec.intermediate_size),
-        MAX_ROWS * spec.heads * spec.v_head_dim,
-        2 * pairs * max(spec.hidden_size, spec.expert_intermediate_size),
-    )
     processors = torch.cuda.get_device_properties(stage.device).multi_processor_count
     exl3 = Exl3Rows(stage.device, cache_dir, processors)
-    most_sums, most_pairs = 0, 0
+    row_values, most_sums, most_pairs = 0, 0, 0
     for rows in range(1, MAX_ROWS + 1):
         dense = Jobs.dense(rows, stage.device)
         routed = Jobs.empty(rows * choices, min(rows * choices, spec.num_experts + 1), stage.device)
         for stack, jobs in _products(stage, dense, routed):
-            total = exl3.splits(stack, jobs, rows) * stack.groups * jobs.capacity
+            pairs = stack.groups * jobs.capacity
+            total = exl3.splits(stack, jobs, rows) * pairs
+            row_values = max(row_values, pairs * stack.inputs)
             most_sums, most_pairs = max(most_sums, total * stack.widest), max(most_pairs, total)
     return Scratch.empty(row_values, most_sums, most_pairs, stage.device)
 

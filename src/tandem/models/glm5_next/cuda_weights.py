@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.core.errors import ModelUnsupportedError
-from tandem.kernels.exl3.cuda import Exl3Matrix, Exl3Stack
+from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack
 from tandem.kernels.hyper_connection.cuda import SiteWeights
 from tandem.kernels.kda.cuda import StepWeights
 from tandem.kernels.mla.cuda import MlaStepWeights
@@ -15,6 +15,7 @@ from tandem.loader.base import BlockTensor, TensorSource
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.tensors import Names, conv_names, qkv_names
 from tandem.quant.exl3.format import read_format
+from tandem.quant.exl3.linear import unpack_signs
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +144,25 @@ class DeviceReader:
         )
 
     def matrix(self, name: str, in_features: int, out_features: int) -> Exl3Matrix:
-        """Raises ModelUnsupportedError for what the CUDA kernels cannot multiply."""
+        """As stored, with its padding: padded inputs count for nothing, padded outputs are 0.
+
+        Raises ModelUnsupportedError for a bias on an output whose scale is 0.
+        """
         form = read_format(name, self.headers, in_features, out_features)
-        odd = form.padded_in != in_features or form.padded_out != out_features
-        if form.codebook != "mul1" or form.packed_signs or form.has_bias or odd or form.bits % 1:
-            raise ModelUnsupportedError(
-                f"{name} cannot be multiplied on a CUDA card yet",
-                found=f"codebook {form.codebook}, {form.bits:g} bits, {in_features} × {out_features}",
-                remedy="a mul1 conversion with whole bits, or --cards cpu",
-            )
-        parts = (self._tensor(f"{name}.{part}").contiguous() for part in ("trellis", "suh", "svh"))
-        return Exl3Matrix(*parts)
+        if form.packed_signs:
+            suh, svh = (unpack_signs(self._tensor(f"{name}.{part}")) for part in ("su", "sv"))
+        else:
+            suh, svh = (self._tensor(f"{name}.{part}").clone() for part in ("suh", "svh"))
+        suh[in_features:], svh[out_features:] = 0, 0
+        bias = None
+        if form.has_bias:
+            bias = self._tensor(f"{name}.bias").half()
+            bias[out_features:] = 0
+            if ((svh == 0) & (bias != 0)).any():
+                raise ModelUnsupportedError(f"{name} adds a bias to outputs whose scale is 0")
+        return Exl3Matrix(
+            self._tensor(f"{name}.trellis").contiguous(), suh, svh, codebook=form.codebook, bias=bias
+        )
 
     def stack(self, groups: list[list[Exl3Matrix]]) -> Exl3Stack:
         stack = Exl3Stack.of(groups)

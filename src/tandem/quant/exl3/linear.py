@@ -25,8 +25,8 @@ class Exl3Linear:
         name = description.name
         self.trellis = _read(source, f"{name}.trellis")
         if description.packed_signs:
-            self.suh = _unpack_signs(_read(source, f"{name}.su"))
-            self.svh = _unpack_signs(_read(source, f"{name}.sv"))
+            self.suh = unpack_signs(_read(source, f"{name}.su"))
+            self.svh = unpack_signs(_read(source, f"{name}.sv"))
         else:
             self.suh, self.svh = _read(source, f"{name}.suh"), _read(source, f"{name}.svh")
         self.bias = _read(source, f"{name}.bias").to(torch.float16) if description.has_bias else None
@@ -73,7 +73,7 @@ def _read(source: TensorSource, name: str) -> torch.Tensor:
     return tensor
 
 
-def _unpack_signs(words: torch.Tensor) -> torch.Tensor:
+def unpack_signs(words: torch.Tensor) -> torch.Tensor:
     """Old files' bit fields, int16 [k/16], bit i of a word for value i, as fp16 ±1 [k]."""
-    bits = (words.to(torch.int32)[:, None] >> torch.arange(16)) & 1
+    bits = (words.to(torch.int32)[:, None] >> torch.arange(16, device=words.device)) & 1
     return (1.0 - 2.0 * bits.flatten()).to(torch.float16)

@@ -84,16 +84,16 @@ __device__ __forceinline__ float dequantize(int high, int low, float scale, int 
     return scale * (MUL1_SCALE * (float)centred + MUL1_REST * (float)sum);
 }
 
-// What a product leaves behind: integer sums of its splits, to be rotated back by whoever needs them.
+// What a product leaves behind: sums of its splits, to be rotated back by whoever needs them. A product of decoded
+// weights (decoded_rows.cu) leaves fp32 instead of integers and no `sums`; it is added up in the order of the splits.
 struct Partial {
-    const int* values;   // [splits, pairs, 2, pitch]
-    const int* sums;     // [splits, pairs]
+    const int* values;   // [splits, pairs, 2, pitch], or fp32 [splits, pairs, pitch]
+    const int* sums;     // [splits, pairs], or null
     const float* scale;  // [pairs]
     int splits, pairs, pitch;
 };
 
-// 128 outputs of one pair, four a lane, rotated back and scaled by svh [outputs].
-__device__ __forceinline__ void finish_block(float (&v)[4], const Partial& p, int pair, const __half* svh, int at) {
+__device__ __forceinline__ void integer_sums(float (&v)[4], const Partial& p, int pair, int at) {
     int4 high = make_int4(0, 0, 0, 0), low = high;
     int sum = 0;
     for (int s = 0; s < p.splits; s++) {
@@ -109,6 +109,23 @@ __device__ __forceinline__ void finish_block(float (&v)[4], const Partial& p, in
     v[1] = dequantize(high.y, low.y, scale, sum);
     v[2] = dequantize(high.z, low.z, scale, sum);
     v[3] = dequantize(high.w, low.w, scale, sum);
+}
+
+__device__ __forceinline__ void decoded_sums(float (&v)[4], const Partial& p, int pair, int at) {
+    const float* row = (const float*)p.values + (size_t)pair * p.pitch + at;
+    float4 total = *(const float4*)row;
+    for (int s = 1; s < p.splits; s++) {
+        const float4 own = *(const float4*)(row + (size_t)s * p.pairs * p.pitch);
+        total.x += own.x; total.y += own.y; total.z += own.z; total.w += own.w;
+    }
+    const float scale = p.scale[pair];
+    v[0] = total.x * scale; v[1] = total.y * scale; v[2] = total.z * scale; v[3] = total.w * scale;
+}
+
+// 128 outputs of one pair, four a lane, rotated back and scaled by svh [outputs].
+__device__ __forceinline__ void finish_block(float (&v)[4], const Partial& p, int pair, const __half* svh, int at) {
+    if (p.sums) integer_sums(v, p, pair, at);
+    else decoded_sums(v, p, pair, at);
     hadamard128(v);
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] *= __half2float(svh[at + i]);

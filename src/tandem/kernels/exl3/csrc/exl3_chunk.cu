@@ -83,37 +83,7 @@ __device__ __forceinline__ u32 weights(u32 first, u32 second) {
     return *(const u32*)&w;
 }
 
-// The matrix between its rotations as fp16 [inputs, outputs], for products of so many rows that a library's matrix
-// product earns back the bytes. Of BITS_A. Grid: (outputs / 128, inputs / 16), 256 threads, a warp a tile.
-extern "C" __global__ void decode_matrix(const unsigned long long* trellis, __half* matrix, int outputs) {
-    __shared__ __align__(16) __half rows[16][128];
-    wait_for_earlier();
-    constexpr int WORDS = 8 * BITS_A;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int start = 8 * lane * BITS_A + BITS_A - 16, shift = start & 31;
-    const int w0 = ((start >> 5) + WORDS) % WORDS, w1 = (w0 + 1) % WORDS, w2 = (w0 + 2) % WORDS;
-    const u32* tile = (const u32*)*trellis + ((size_t)blockIdx.y * (outputs / 16) + blockIdx.x * 8 + warp) * WORDS;
-    const u32 a0 = __ldg(tile + w0), a1 = __ldg(tile + w1), a2 = BITS_A >= 5 ? __ldg(tile + w2) : 0u;
-    const u32 a[3] = {__funnelshift_l(a1, a0, shift), __funnelshift_l(a2, a1, shift),
-                      BITS_A >= 5 ? a2 << shift : 0u};
-    const u32 pairs[4] = {weights(level<BITS_A, 0>(a), level<BITS_A, 1>(a)),
-                          weights(level<BITS_A, 2>(a), level<BITS_A, 3>(a)),
-                          weights(level<BITS_A, 4>(a), level<BITS_A, 5>(a)),
-                          weights(level<BITS_A, 6>(a), level<BITS_A, 7>(a))};
-    const int row = 2 * (lane & 3), column = warp * 16 + (lane >> 2);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const __half2 w = *(const __half2*)&pairs[i];
-        const int at = row + 8 * (i & 1), c = column + 8 * (i >> 1);
-        rows[at][c] = __low2half(w);
-        rows[at + 1][c] = __high2half(w);
-    }
-    __syncthreads();
-    const int r = threadIdx.x >> 4, piece = (threadIdx.x & 15) * 8;
-    *(uint4*)(matrix + ((size_t)blockIdx.y * 16 + r) * outputs + blockIdx.x * 128 + piece) = *(const uint4*)&rows[r][piece];
-}
-
-// y fp16 [rows, outputs] of such a product -> rotated back and scaled, fp16 or fp32 (wide). Grid: (rows,
+// y fp16 [rows, outputs], a library's product with a decoded matrix -> rotated back and scaled, fp16 or fp32 (wide). Grid: (rows,
 // ceil(outputs / 512)), 128 threads.
 extern "C" __global__ void finish_chunk(const __half* y, const __half* svh, void* out, int outputs, int wide) {
     wait_for_earlier();
