@@ -11,7 +11,8 @@ import torch
 from tandem.cache.layout import RowsLayout
 from tandem.core.plan import Card, StagePlan
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
-from tandem.models.glm5_next.cuda_stage import CacheRoom, RowsInput, RowsProgram, load_stage, rows_scratch
+from tandem.models.glm5_next.cuda_rows import RowsInput
+from tandem.models.glm5_next.cuda_stage import CacheRoom, RowsProgram, load_stage, rows_scratch
 from tandem.models.glm5_next.cuda_weights import DeviceReader
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.model import build_stage

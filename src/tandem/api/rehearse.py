@@ -17,10 +17,10 @@ import torch
 
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
+from tandem.models.glm5_next.cuda_rows import RowsInput
 from tandem.models.glm5_next.cuda_stage import (
     CacheRoom,
     DeviceStage,
-    RowsInput,
     RowsProgram,
     load_stage,
     rows_scratch,

@@ -23,10 +23,10 @@ from tandem.kernels.linear.cuda import DenseRows
 from tandem.kernels.mla.cuda import DeviceCache, MlaRows
 from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
 from tandem.kernels.moe.cuda import Router, Routing
+from tandem.models.glm5_next.cuda_rows import MAX_ROWS, RowsInput
 from tandem.models.glm5_next.cuda_weights import DeviceReader, KdaTensors, MlaTensors, MlpTensors
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 
-MAX_ROWS = 16
 PART_TOKENS = 64
 _BLOCK_HEADS = 16
 
@@ -123,34 +123,6 @@ def _latent_cache(spec: Glm5NextSpec, room: CacheRoom, device: torch.device) -> 
         torch.zeros(tokens // spec.index_kpool, spec.index_head_dim, dtype=torch.float16, device=device),
         torch.zeros(room.max_slots + 1, ring_tokens(spec.index_kpool), 2, spec.index_head_dim, device=device),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RowsInput:
-    """The step's description at fixed addresses; the host fills it before a replay."""
-
-    token_ids: torch.Tensor
-    """int64 [16]."""
-    positions: torch.Tensor
-    """int32 [16]."""
-    run_of_row: torch.Tensor
-    """int32 [16]."""
-    run_starts: torch.Tensor
-    """int32 [17]."""
-    slots: torch.Tensor
-    """int32 [16]."""
-    page_tables: torch.Tensor
-    """int32 [16, max_pages]."""
-
-    @classmethod
-    def empty(cls, max_pages: int, device: torch.device) -> RowsInput:
-        def ints(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        ids = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
-        return cls(
-            ids, ints(MAX_ROWS), ints(MAX_ROWS), ints(MAX_ROWS + 1), ints(MAX_ROWS), ints(MAX_ROWS, max_pages)
-        )
 
 
 class RowsProgram:

@@ -16,6 +16,7 @@ from tandem.layers.indexer import Indexer
 from tandem.layers.kda import KdaLayer
 from tandem.layers.mla import MlaLayer
 from tandem.loader.base import TensorSource
+from tandem.models.base import StageModel
 from tandem.models.glm5_next import weights
 from tandem.models.glm5_next.blocks import Block
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
@@ -128,13 +129,26 @@ def build_stage(
     chunk_tokens: int,
     max_slots: int,
     cache_dtype: str,
-) -> Glm5NextStage:
+) -> StageModel:
     """Read the stage's tensors and allocate its caches. ``cache_dtype``: fp32, fp16 or q8 latents.
 
-    Raises ModelDamagedError, SettingsError (pages that cut pools, unknown format) or BudgetError (a cut
-    between layers that share a selection).
+    Raises ModelDamagedError, SettingsError (pages that cut pools, a format the card cannot keep), BudgetError
+    (a cut between layers that share a selection) or ModelUnsupportedError (what a CUDA card cannot compute).
     """
     _check_cut(spec, stage)
+    if stage.card.kind == "cuda":
+        from tandem.models.glm5_next.cuda_build import build_cuda_stage
+
+        return build_cuda_stage(
+            spec,
+            weights,
+            stage,
+            total_pages=total_pages,
+            page_tokens=page_tokens,
+            chunk_tokens=chunk_tokens,
+            max_slots=max_slots,
+            cache_dtype=cache_dtype,
+        )
     reader = Reader(weights)
     builder = StageBuilder(
         spec, reader, CacheSizes(total_pages, page_tokens, max_slots, check_format(cache_dtype))

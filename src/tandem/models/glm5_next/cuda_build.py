@@ -1,0 +1,175 @@
+"""Builds a stage of GLM-5.3-Flash on a CUDA card: weights read, caches allocated, steps captured."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tandem.core.errors import ModelUnsupportedError
+from tandem.core.log import get_logger
+from tandem.core.plan import StagePlan, format_bytes
+from tandem.core.settings import read_environment
+from tandem.kernels.exl3.cuda import Scratch
+from tandem.kernels.kda.cuda import DeviceSlots
+from tandem.loader.base import TensorSource
+from tandem.models.glm5_next.cuda_head import HeadProgram, HeadStep
+from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
+from tandem.models.glm5_next.cuda_model import CudaStage
+from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
+from tandem.models.glm5_next.cuda_rows import (
+    ROW_COUNTS,
+    CapturedRows,
+    RowsInput,
+    RowsStep,
+    Spare,
+)
+from tandem.models.glm5_next.cuda_stage import (
+    CacheRoom,
+    DeviceStage,
+    RowsProgram,
+    load_stage,
+    rows_scratch,
+)
+from tandem.models.glm5_next.cuda_weights import DeviceReader
+from tandem.models.glm5_next.dimensions import Glm5NextSpec
+
+_log = get_logger("models")
+
+
+class _Program(Protocol):
+    def run(self) -> None: ...
+
+
+def build_cuda_stage(
+    spec: Glm5NextSpec,
+    weights: TensorSource,
+    stage: StagePlan,
+    *,
+    total_pages: int,
+    page_tokens: int,
+    chunk_tokens: int,
+    max_slots: int,
+    cache_dtype: str,
+) -> CudaStage:
+    """Read the stage's tensors, allocate its caches and capture its steps. ``cache_dtype``: fp16 or q8.
+
+    Raises SettingsError or ModelUnsupportedError for what the kernels cannot do, ModelDamagedError for a
+    tensor that is not whole.
+    """
+    eight_bit = cache_is_eight_bit(cache_dtype)
+    check_dimensions(spec, page_tokens)
+    device = torch.device("cuda", stage.card.index)
+    with torch.cuda.device(device):
+        reader = DeviceReader(weights, device)
+        check_formats(spec, reader.headers, stage)
+        room = CacheRoom(total_pages, page_tokens, max_slots, total_pages, eight_bit)
+        try:
+            loaded = load_stage(spec, reader, room, device, range(stage.first_layer, stage.end_layer))
+        except ValueError as error:
+            raise ModelUnsupportedError(
+                "These weights cannot be multiplied on a CUDA card", found=str(error), remedy="--cards cpu:1"
+            ) from error
+        return _Capture(loaded, chunk_tokens, read_environment().cache_dir).stage()
+
+
+class _Capture:
+    """Runs every step once on padding alone, which compiles its kernels, and captures it."""
+
+    def __init__(self, stage: DeviceStage, chunk_tokens: int, cache_dir: Path | None) -> None:
+        self._stage = stage
+        self._chunk_tokens = chunk_tokens
+        self._cache_dir = cache_dir
+        self._spare = Spare(stage.room.max_slots, stage.room.total_pages)
+        self._graph_bytes = 0
+
+    def stage(self) -> CudaStage:
+        stage, device = self._stage, self._stage.device
+        begin = time.perf_counter()
+        torch.cuda.synchronize(device)
+        resident = torch.cuda.memory_allocated(device)
+        prefill = PrefillProgram(stage, self._chunk_tokens, self._cache_dir)
+        peak = self._warm_prefill(prefill)
+        scratch = rows_scratch(stage, self._cache_dir)
+        rows = self._rows(scratch)
+        heads = self._heads(scratch)
+        self._clear_spare()
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        working = torch.cuda.memory_allocated(device) - resident + self._graph_bytes
+        _log.info(
+            "%s: %d steps captured in %.1f s: buffers %s, graphs %s; a chunk of %d tokens takes another %s",
+            device,
+            len(ROW_COUNTS) + len(heads),
+            time.perf_counter() - begin,
+            format_bytes(working - self._graph_bytes),
+            format_bytes(self._graph_bytes),
+            self._chunk_tokens,
+            format_bytes(peak),
+        )
+        return CudaStage(stage, rows, prefill, heads, working)
+
+    def _warm_prefill(self, program: PrefillProgram) -> int:
+        """Bytes that a chunk takes beside what is allocated."""
+        stage, device = self._stage, self._stage.device
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        ids = torch.zeros(self._chunk_tokens, dtype=torch.int64, device=device)
+        pages = max(self._chunk_tokens // stage.room.page_tokens, 1)
+        table = torch.full((1, max(pages, stage.room.max_pages)), self._spare.page, device=device)
+        program.streams.zero_()
+        program.run(ChunkInput(ids, self._spare.slot, 0, self._chunk_tokens, table.int()))
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+
+    def _rows(self, scratch: Scratch) -> CapturedRows:
+        stage = self._stage
+        inputs = RowsInput.empty(stage.room.max_pages, stage.device)
+        inputs.slots.fill_(self._spare.slot)
+        inputs.page_tables.fill_(self._spare.page)
+        trunk = dataclasses.replace(stage, head=None)
+        steps: dict[int, RowsStep] = {}
+        for rows in ROW_COUNTS:
+            program = RowsProgram(trunk, rows, inputs, scratch, self._cache_dir)
+            program.streams.values.zero_()
+            # One run of padding; the runs after it are empty.
+            inputs.run_starts.fill_(rows)
+            inputs.run_starts[0] = 0
+            inputs.positions.copy_(torch.arange(inputs.positions.shape[0]))
+            steps[rows] = RowsStep(program.streams.values, self._captured(program))
+        return CapturedRows(inputs, steps, self._spare, embeds=stage.embedding is not None)
+
+    def _heads(self, scratch: Scratch) -> dict[int, HeadStep]:
+        stage = self._stage
+        if stage.head is None:
+            return {}
+        heads: dict[int, HeadStep] = {}
+        for rows in ROW_COUNTS:
+            program = HeadProgram(stage, stage.head, rows, scratch, self._cache_dir)
+            program.streams.values.zero_()
+            heads[rows] = HeadStep(program.streams.values, program.logits, self._captured(program))
+        return heads
+
+    def _captured(self, program: _Program) -> Callable[[], None]:
+        device = self._stage.device
+        program.run()
+        torch.cuda.synchronize(device)
+        free = torch.cuda.mem_get_info(device)[0]
+        graph = torch.cuda.CUDAGraph()
+        # Other stages may be at work on their threads.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            program.run()
+        graph.replay()
+        torch.cuda.synchronize(device)
+        self._graph_bytes += max(free - torch.cuda.mem_get_info(device)[0], 0)
+        return graph.replay
+
+    def _clear_spare(self) -> None:
+        """Padding begins at position 0 of an empty slot, always."""
+        for layer in self._stage.layers:
+            if isinstance(layer.memory, DeviceSlots):
+                layer.memory.reset(self._spare.slot)

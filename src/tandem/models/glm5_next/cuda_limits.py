@@ -1,0 +1,110 @@
+"""What the CUDA kernels of GLM-5.3-Flash can compute, told from headers before anything is read. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tandem.core.errors import ModelUnsupportedError, SettingsError
+from tandem.core.plan import StagePlan
+from tandem.loader.base import TensorHeader
+from tandem.models.glm5_next.dimensions import Glm5NextSpec
+from tandem.models.glm5_next.tensors import (
+    Matrix,
+    Names,
+    Part,
+    head_is_tied,
+    head_parts,
+    layer_parts,
+)
+from tandem.quant.exl3.format import is_exl3
+
+_BLOCK = 128
+_WIDEST = 8192
+_CACHE_FORMATS = {"fp16": False, "q8": True}
+_PLAIN = frozenset(
+    ("kv_b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "b_proj", "wk", "weights_proj", "gate")
+)
+"""Matrices that are kept in fp16; all others must be EXL3."""
+_CPU = "--cards cpu:1"
+
+
+def cache_is_eight_bit(cache_format: str) -> bool:
+    """Raises SettingsError for a format that only CPU cards keep."""
+    if cache_format not in _CACHE_FORMATS:
+        raise SettingsError(
+            "A CUDA card cannot keep its cache in that format",
+            found=cache_format,
+            remedy=" or ".join(f"--kv {name}" for name in _CACHE_FORMATS),
+        )
+    return _CACHE_FORMATS[cache_format]
+
+
+def check_dimensions(spec: Glm5NextSpec, page_tokens: int) -> None:
+    """Raises ModelUnsupportedError naming the first dimension that the kernels were not written for."""
+    for name, found, wanted in _unmet(spec, page_tokens):
+        raise ModelUnsupportedError(
+            f"This model's {name} cannot be computed on a CUDA card",
+            found=str(found),
+            remedy=f"a model with {wanted}, or {_CPU}",
+        )
+
+
+def _unmet(spec: Glm5NextSpec, page_tokens: int) -> Iterator[tuple[str, object, str]]:
+    exact = (
+        ("residual streams", spec.streams, 4),
+        ("convolution taps", spec.conv_taps, 4),
+        ("recurrent head size", spec.kda_head_dim, _BLOCK),
+        ("index head size", spec.index_head_dim, _BLOCK),
+    )
+    yield from ((name, found, str(wanted)) for name, found, wanted in exact if found != wanted)
+    blocks = (
+        ("hidden size", spec.hidden_size),
+        ("query rank", spec.q_lora_rank),
+        ("query and key size", spec.qk_head_dim),
+        ("value size", spec.v_head_dim),
+        ("MLP size", spec.intermediate_size),
+        ("expert size", spec.expert_intermediate_size),
+    )
+    for name, size in blocks:
+        if size % _BLOCK or size > _WIDEST * 4:
+            yield name, size, f"a multiple of {_BLOCK}"
+    if spec.hidden_size > _WIDEST:
+        yield "hidden size", spec.hidden_size, f"at most {_WIDEST}"
+    latent = spec.kv_lora_rank
+    if latent & (latent - 1) or not _BLOCK <= latent <= 1024:
+        yield "latent size", latent, "128, 256, 512 or 1024"
+    if spec.experts_per_token + spec.shared_experts > 15 or spec.num_experts > 1023:
+        yield "number of experts", f"{spec.experts_per_token} of {spec.num_experts}", "14 of 1023 at most"
+    if any(spec.layer_shares_selection):
+        yield "selection shared between layers", "shared", "an indexer in every MLA layer"
+    if page_tokens % spec.index_kpool:
+        yield "pages", f"{page_tokens} tokens", f"pages of a multiple of {spec.index_kpool}"
+
+
+def check_formats(spec: Glm5NextSpec, headers: Mapping[str, TensorHeader], stage: StagePlan) -> None:
+    """Raises ModelUnsupportedError naming a matrix of the stage that is not EXL3 but has to be, or is."""
+    names = Names.of(headers)
+    if stage.has_head and head_is_tied(spec, names):
+        raise ModelUnsupportedError(
+            "The vocabulary cannot be multiplied on a CUDA card",
+            found="a head that is the embedding's own table",
+            remedy=f"an EXL3 conversion of the model, or {_CPU}",
+        )
+    for part in _parts(spec, names, stage):
+        if not isinstance(part, Matrix):
+            continue
+        plain = part.name.rpartition(".")[2] in _PLAIN
+        if is_exl3(part.name, headers) == plain:
+            found = "EXL3" if plain else headers[f"{part.name}.weight"].dtype
+            raise ModelUnsupportedError(
+                f"{part.name} cannot be multiplied on a CUDA card",
+                found=found,
+                remedy=f"an EXL3 conversion of the model, or {_CPU}",
+            )
+
+
+def _parts(spec: Glm5NextSpec, names: Names, stage: StagePlan) -> Iterator[Part]:
+    for layer in range(stage.first_layer, stage.end_layer):
+        yield from layer_parts(spec, names, layer)
+    if stage.has_head:
+        yield from head_parts(spec, names)

@@ -1,0 +1,102 @@
+"""GLM-5.3-Flash on one stage of a CUDA card: captured steps, prefill chunks and the slots' states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tandem.cache.layout import PrefillLayout, RowsLayout
+from tandem.kernels.kda.cuda import DeviceSlots
+from tandem.models.glm5_next.cuda_head import HeadStep
+from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
+from tandem.models.glm5_next.cuda_rows import MAX_ROWS, CapturedRows, bucket_of
+from tandem.models.glm5_next.cuda_stage import DeviceStage
+from tandem.models.glm5_next.cuda_state import SlotStates
+
+
+class CudaStage:
+    """Implements ``StageModel``: ``hidden`` is [R, S·D] on the card; logits lie in pinned host memory.
+
+    Results are views of fixed memory, valid until the next call of the same kind. R rows.
+    """
+
+    def __init__(
+        self,
+        stage: DeviceStage,
+        rows: CapturedRows,
+        prefill: PrefillProgram,
+        head: Mapping[int, HeadStep],
+        working_bytes: int,
+    ) -> None:
+        self._stage = stage
+        self._rows = rows
+        self._prefill = prefill
+        self._head = head
+        self._working_bytes = working_bytes
+        slots = [layer.memory for layer in stage.layers if isinstance(layer.memory, DeviceSlots)]
+        self._states = SlotStates(slots, stage.room.max_slots)
+        self._after_rows = False
+        self._no_hidden = torch.empty(1, stage.spec.residual_width, device=stage.device)
+        vocabulary = stage.spec.vocab_size if stage.head else 0
+        self._host_logits = torch.empty(MAX_ROWS, vocabulary, pin_memory=True)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._stage.weight_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._stage.cache_bytes
+
+    @property
+    def working_bytes(self) -> int:
+        return self._working_bytes
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Steps and chunks embed by themselves: [R, S·D] of nothing in particular."""
+        return self._no_hidden.expand(token_ids.shape[0], -1)
+
+    def forward_rows(self, hidden: torch.Tensor, layout: RowsLayout) -> torch.Tensor:
+        self._after_rows = True
+        return self._rows.forward(hidden, layout)
+
+    def forward_prefill(self, hidden: torch.Tensor, layout: PrefillLayout) -> torch.Tensor:
+        if self._states.needs_fold(layout.slot, layout.start):
+            # A step folds what was accepted; its own row is never accepted, for the chunk overwrites it.
+            self._rows.one_row(layout.slot, layout.start, layout.page_table)
+        program = self._prefill
+        if self._stage.embedding is None:
+            program.streams.flatten(1).copy_(hidden)
+        chunk = ChunkInput(
+            layout.token_ids, layout.slot, layout.start, layout.length, layout.page_table[None]
+        )
+        streams = program.run(chunk)
+        self._states.prefilled(layout.slot, layout.start + layout.length)
+        self._after_rows = False
+        return streams.flatten(1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = hidden.shape[0]
+        out = self._host_logits if rows <= MAX_ROWS else self._host_logits.new_empty(rows, self._vocabulary)
+        for first in range(0, rows, MAX_ROWS):
+            part = hidden[first : first + MAX_ROWS]
+            step = self._head[bucket_of(part.shape[0])]
+            step.values.flatten(1)[: part.shape[0]].copy_(part)
+            step.replay()
+            out[first : first + part.shape[0]].copy_(step.logits[: part.shape[0]], non_blocking=True)
+        torch.cuda.current_stream(self._stage.device).synchronize()
+        return out[:rows]
+
+    def reset_slot(self, slot: int) -> None:
+        self._states.reset(slot)
+
+    def save_state(self, slot: int, checkpoint: int) -> None:
+        self._states.save(slot, checkpoint, after_rows=self._after_rows)
+
+    def restore_state(self, slot: int, checkpoint: int) -> None:
+        self._states.restore(slot, checkpoint)
+
+    @property
+    def _vocabulary(self) -> int:
+        return self._host_logits.shape[1]

@@ -1,0 +1,138 @@
+"""A GLM of random weights behind the real engine and scheduler, on stages of one card."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import Literal
+
+import torch
+
+from tandem.core.plan import Card, MemoryTerm, Plan, StagePlan
+from tandem.core.requests import Finish, FinishReason, GenerationRequest, SamplingParams, TokenOutput
+from tandem.engine.build import build_engine
+from tandem.loader.base import TensorSource
+from tandem.models.glm5_next.dimensions import Glm5NextSpec
+from tandem.models.glm5_next.model import build_stage
+from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
+from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
+from tandem.scheduler.config import PrefixReuse, SchedulerConfig
+from tandem.scheduler.loop import Scheduler
+
+PAGE_TOKENS, CHUNK, PAGES, SLOTS = 16, 64, 192, 8
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Answer:
+    """One request's sink. Reading ``tokens`` waits for its end."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._finish: Finish | None = None
+        self._done = threading.Event()
+
+    def on_token(self, output: TokenOutput) -> FinishReason | None:
+        self._tokens.append(output.token_id)
+        return None
+
+    def on_finish(self, finish: Finish) -> None:
+        self._finish = finish
+        self._done.set()
+
+    @property
+    def finish(self) -> Finish:
+        assert self._done.wait(120)
+        assert self._finish is not None
+        return self._finish
+
+    @property
+    def tokens(self) -> list[int]:
+        assert self.finish.error is None, self.finish.error
+        return self._tokens
+
+
+def plan_of(
+    spec: Glm5NextSpec,
+    cuts: Sequence[int],
+    kind: Literal["cpu", "cuda"],
+    *,
+    chunk: int = CHUNK,
+    pages: int = PAGES,
+    page_tokens: int = PAGE_TOKENS,
+    slots: int = SLOTS,
+) -> Plan:
+    """Stages cut before the given layers; on a CUDA card all of them on the first."""
+    bounds = [0, *cuts, spec.num_layers]
+    stages = tuple(
+        StagePlan(
+            Card(kind, i if kind == "cpu" else 0, 1 << 40), first, end, first == 0, end == spec.num_layers
+        )
+        for i, (first, end) in enumerate(pairwise(bounds))
+    )
+    return Plan(
+        stages=stages,
+        page_tokens=page_tokens,
+        chunk_tokens=chunk,
+        total_pages=pages,
+        max_slots=slots,
+        context_tokens=pages * page_tokens // 2,
+        terms=tuple(MemoryTerm(stage.card.name, "weights", 1 << 39) for stage in stages),
+    )
+
+
+class Serving:
+    """Ends its engine with the test."""
+
+    def __init__(
+        self,
+        cuts: Sequence[int] = (),
+        *,
+        reuse: PrefixReuse = "exact",
+        cache: str = "fp16",
+        kind: Literal["cpu", "cuda"] = "cuda",
+        spec: Glm5NextSpec = SMALL,
+        source: TensorSource | None = None,
+        chunk: int = CHUNK,
+    ) -> None:
+        plan = plan_of(spec, cuts, kind, chunk=chunk)
+        source = source or RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu"))
+        self.stages = [
+            build_stage(
+                spec,
+                source,
+                stage,
+                total_pages=plan.total_pages,
+                page_tokens=plan.page_tokens,
+                chunk_tokens=plan.chunk_tokens,
+                max_slots=plan.max_slots,
+                cache_dtype=cache,
+            )
+            for stage in plan.stages
+        ]
+        self.engine = build_engine(
+            self.stages,
+            plan,
+            residual_width=spec.residual_width,
+            vocab_size=spec.vocab_size,
+            state_checkpoints=0 if reuse == "off" else 16,
+            threads=1,
+        )
+        self.scheduler = Scheduler(self.engine, SchedulerConfig(prefix_reuse=reuse))
+        self.scheduler.start()
+        self._sent = 0
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.scheduler.shutdown(0.0)
+
+    def send(self, prompt: Sequence[int], max_tokens: int = 24) -> Answer:
+        answer = Answer()
+        self._sent += 1
+        self.scheduler.submit(GenerationRequest(str(self._sent), tuple(prompt), GREEDY, max_tokens), answer)
+        return answer

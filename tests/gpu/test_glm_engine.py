@@ -1,0 +1,157 @@
+"""A small GLM on a card through engine and scheduler: greedy tokens are the same whatever else happens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tests.gpu.engine_rig import CHUNK, GREEDY, PAGE_TOKENS, PAGES, SLOTS, Serving, plan_of
+from tests.gpu.test_glm_rows import tokens_of
+
+from tandem.cache.layout import PrefillLayout, RowsLayout
+from tandem.core.batch import Batch, Run, RunKind, SequenceSpec
+from tandem.models.glm5_next.dimensions import Glm5NextSpec
+from tandem.models.glm5_next.model import build_stage
+from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
+from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+PROMPTS = [tokens_of(seed, length) for seed, length in enumerate((5, 64, 70, 129, 200, 33, 300, 17))]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Every prompt's answer from an engine that serves nobody else and reuses nothing."""
+    with Serving(reuse="off") as serving:
+        return [serving.send(prompt).tokens for prompt in PROMPTS]
+
+
+def test_answers_differ_and_are_no_constants(alone):
+    assert len({tuple(tokens) for tokens in alone}) == len(PROMPTS)
+    assert all(len(set(tokens)) > 4 for tokens in alone)
+
+
+@pytest.mark.parametrize("cuts", [(), (2,), (3,)], ids=["one-stage", "two-stages", "cut-before-3"])
+@pytest.mark.parametrize("reuse", ["off", "exact"])
+def test_beside_seven_others(alone, cuts, reuse):
+    with Serving(cuts, reuse=reuse) as serving:
+        answers = [serving.send(prompt) for prompt in PROMPTS]
+        assert [answer.tokens for answer in answers] == alone
+
+
+@pytest.mark.parametrize("cuts", [(), (2,)], ids=["one-stage", "two-stages"])
+def test_a_reused_prefix_changes_nothing(cuts):
+    first = tokens_of(20, 150)
+    asked = [first, first, first[:130] + tokens_of(21, 90), first[:64] + tokens_of(22, 3)]
+    with Serving(cuts, reuse="off") as cold:
+        expected = [cold.send(prompt).tokens for prompt in asked]
+    with Serving(cuts) as warm:
+        answers = []
+        for prompt in asked:
+            answers.append(warm.send(prompt))
+            assert answers[-1].finish.error is None
+        assert [answer.tokens for answer in answers] == expected
+        assert [answer.finish.usage.cached_tokens for answer in answers] == [0, 128, 128, 64]
+
+
+def test_fast_reuse_continues_a_conversation():
+    """State made by rows is folded before prefill goes on from it."""
+    with Serving(reuse="fast") as serving:
+        prompt = tokens_of(30, 60)
+        turn = [*prompt, *serving.send(prompt, 80).tokens, *tokens_of(31, 20)]
+        answer = serving.send(turn)
+        assert answer.finish.usage.cached_tokens == 128
+        with Serving(reuse="off") as cold:
+            expected = cold.send(turn).tokens
+        same = sum(a == b for a, b in zip(answer.tokens, expected, strict=True))
+        assert same > 12, (answer.tokens, expected)
+
+
+@pytest.mark.parametrize("rows", range(1, 17))
+def test_replayed_rows_give_the_token_of_single_steps(alone, rows):
+    """A sequence whose output is replayed in runs of so many rows, beside padding where counts need it."""
+    with Serving(reuse="off") as serving:
+        prompt, output = PROMPTS[2], alone[2]
+        engine = serving.engine
+        pages = tuple(range(40, 56))
+        known = [*prompt, *output[:-1]]
+        engine.open_sequence(3, SequenceSpec(GREEDY, tuple(known), len(prompt)))
+        step = 0
+        for start in range(0, len(prompt), CHUNK):
+            run = Run(3, RunKind.PREFILL, tuple(prompt[start : start + CHUNK]), start, pages, sample=False)
+            engine.submit(Batch(step, (run,))).result(60)
+            step += 1
+        position = len(prompt)
+        while position < len(known):
+            tokens = tuple(known[position : position + rows])
+            last = position + len(tokens) == len(known)
+            run = Run(3, RunKind.ROWS, tokens, position, pages, sample=last)
+            result = engine.submit(Batch(step, (run,))).result(60)
+            step += 1
+            position += len(tokens)
+        assert result.sampled[0].tokens == (output[-1],)
+
+
+def test_where_a_prompt_ends_does_not_matter():
+    """Chunks that others have computed, whatever came after them, answer as the prompt's own do."""
+    prompt = tokens_of(40, 200)
+    lengths = (63, 64, 65, 127, 128, 130, 199)
+    with Serving(reuse="off") as cold:
+        expected = [cold.send(prompt[:length], 6).tokens for length in lengths]
+    for order in (lengths, lengths[::-1]):
+        with Serving() as warm:
+            answers = {length: warm.send(prompt[:length], 6).tokens for length in order}
+        assert [answers[length] for length in lengths] == expected
+
+
+@pytest.mark.parametrize("cache", ["fp16", "q8"])
+def test_logits_equal_the_cpus(cache):
+    """A prompt's chunks and the rows after it. Every expert is chosen, so that no tie of the router flips."""
+    spec = dataclasses.replace(SMALL, num_experts=4)
+    tokens = tokens_of(50, 130)
+    found, expected = (logits_of(kind, spec, cache, tokens) for kind in ("cuda", "cpu"))
+    error = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    print(cache, [f"{float(e):.1e}" for e in error])
+    assert error[:60].median() < (1e-2 if cache == "fp16" else 3e-2)
+    assert error.median() < 3e-2
+
+
+def logits_of(kind: str, spec: Glm5NextSpec, cache: str, tokens: list[int]) -> torch.Tensor:
+    """fp32 [T, V]: a prompt of 100 in two chunks, the rest in steps of 1 to 7 rows."""
+    plan = plan_of(spec, (), kind)
+    stage = build_stage(
+        spec,
+        RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu")),
+        plan.stages[0],
+        total_pages=PAGES,
+        page_tokens=PAGE_TOKENS,
+        chunk_tokens=CHUNK,
+        max_slots=SLOTS,
+        cache_dtype=cache,
+    )
+    device = "cuda" if kind == "cuda" else "cpu"
+    table = torch.arange(100, 116, dtype=torch.int32, device=device)
+    parts = []
+    with torch.inference_mode():
+        for start, end in ((0, 64), (64, 100)):
+            ids = torch.tensor([*tokens[start:end], *[0] * (CHUNK - end + start)], device=device)
+            layout = PrefillLayout(2, start, end - start, CHUNK, table, ids)
+            hidden = stage.forward_prefill(stage.embed(ids), layout)
+            parts.append(stage.logits(hidden[: end - start]).cpu().clone())
+        position = 100
+        for rows in (1, 2, 3, 4, 6, 7, 7):
+            ints = torch.arange(position, position + rows, dtype=torch.int32, device=device)
+            zeros = torch.zeros_like(ints)
+            layout = RowsLayout(
+                torch.tensor(tokens[position : position + rows], device=device),
+                ints,
+                zeros,
+                torch.tensor([0, rows], dtype=torch.int32, device=device),
+                torch.tensor([2], dtype=torch.int32, device=device),
+                table[None],
+            )
+            hidden = stage.forward_rows(stage.embed(layout.token_ids), layout)
+            parts.append(stage.logits(hidden).cpu().clone())
+            position += rows
+    return torch.cat(parts)
