@@ -14,7 +14,8 @@ from tandem.core.errors import ModelUnsupportedError
 from tandem.core.log import get_logger
 from tandem.core.plan import StagePlan, format_bytes
 from tandem.core.settings import read_environment
-from tandem.kernels.exl3.cuda import Scratch
+from tandem.kernels.exl3.operands import Scratch
+from tandem.kernels.hyper_connection.cuda import Streams
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.loader.base import TensorSource
 from tandem.models.glm5_next.cuda_head import HeadProgram, HeadStep
@@ -149,9 +150,10 @@ class _Capture:
             return {}
         heads: dict[int, HeadStep] = {}
         for rows in ROW_COUNTS:
-            program = HeadProgram(stage, stage.head, rows, scratch, self._cache_dir)
-            program.streams.values.zero_()
-            heads[rows] = HeadStep(program.streams.values, program.logits, self._captured(program))
+            streams = Streams.empty(rows, stage.spec.hidden_size, stage.device)
+            streams.values.zero_()
+            program = HeadProgram(stage.spec, stage.head, streams, scratch, self._cache_dir)
+            heads[rows] = HeadStep(streams.values, program.logits, self._captured(program))
         return heads
 
     def _captured(self, program: _Program) -> Callable[[], None]:

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.cuda import Exl3Rows, Jobs, Scratch
+from tandem.kernels.exl3.cuda import Exl3Rows
+from tandem.kernels.exl3.operands import Exl3Stack, Jobs, Scratch
 from tandem.kernels.hyper_connection.cuda import Sites, Streams
-from tandem.models.glm5_next.cuda_stage import DeviceHead, DeviceStage
+from tandem.models.glm5_next.dimensions import Glm5NextSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHead:
+    norm: torch.Tensor
+    vocabulary: Exl3Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +32,29 @@ class HeadStep:
 
 
 class HeadProgram:
-    """The launches for R rows over fixed addresses: ``streams.values`` in, ``logits`` fp32 [R, V] out."""
+    """The launches for the rows of ``streams``, over fixed addresses."""
 
     def __init__(
-        self, stage: DeviceStage, head: DeviceHead, rows: int, scratch: Scratch, cache_dir: Path | None
+        self, spec: Glm5NextSpec, head: DeviceHead, streams: Streams, scratch: Scratch, cache_dir: Path | None
     ) -> None:
-        spec, device = stage.spec, stage.device
+        device, rows = streams.values.device, streams.values.shape[0]
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._head = head
-        self._rows = rows
         self._scratch = scratch
         self._exl3 = Exl3Rows(device, cache_dir, processors)
         self._sites = Sites(device, cache_dir, spec.sinkhorn_iterations, spec.streams_eps, spec.rms_norm_eps)
         self._jobs = Jobs.dense(rows, device)
-        self.streams = Streams.empty(rows, spec.hidden_size, device)
-        self.logits = torch.empty(rows, spec.vocab_size, device=device)
+        self.streams = streams
+        self._padded_logits = torch.empty(rows, head.vocabulary.outputs[0], device=device)
+        self.logits = self._padded_logits[:, : spec.vocab_size]
+        """fp32 [R, V]; rows lie apart by V and its padding."""
 
     def run(self) -> None:
         """Queue the launches."""
-        stack = self._head.vocabulary
-        inputs = self._scratch.inputs(self._rows, stack.inputs)
+        stack, rows = self._head.vocabulary, self._jobs.capacity
+        inputs = self._scratch.inputs(rows, stack.inputs)
         self._sites.enter(self.streams, None, self._head.norm, None, stack.suh, inputs)
-        splits = self._exl3.splits(stack, self._jobs, self._rows)
-        sums = self._scratch.outputs(splits, self._jobs.capacity, stack.widest)
-        self._exl3.product(inputs, stack, self._jobs, sums, self._rows)
-        self._exl3.finish(sums, stack, self._jobs, self.logits)
+        splits = self._exl3.splits(stack, self._jobs, rows)
+        sums = self._scratch.outputs(splits, rows, stack.widest, stack.integer)
+        self._exl3.product(inputs, stack, self._jobs, sums, rows)
+        self._exl3.finish(sums, stack, self._jobs, self._padded_logits)

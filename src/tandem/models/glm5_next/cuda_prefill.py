@@ -23,7 +23,8 @@ from tandem.kernels.latent_q8 import reference as q8
 from tandem.kernels.mla.cuda import DeviceCache
 from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
 from tandem.kernels.nvrtc import KernelModule, kernel_module
-from tandem.models.glm5_next.cuda_stage import DeviceHead, DeviceStage
+from tandem.models.glm5_next.cuda_head import DeviceHead
+from tandem.models.glm5_next.cuda_stage import DeviceStage
 from tandem.models.glm5_next.cuda_weights import KdaTensors, MlaTensors, MlpTensors
 
 _PART_TOKENS = 2080

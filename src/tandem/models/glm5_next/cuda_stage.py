@@ -23,6 +23,7 @@ from tandem.kernels.linear.cuda import DenseRows
 from tandem.kernels.mla.cuda import DeviceCache, MlaRows
 from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
 from tandem.kernels.moe.cuda import Router, Routing
+from tandem.models.glm5_next.cuda_head import DeviceHead, HeadProgram
 from tandem.models.glm5_next.cuda_rows import MAX_ROWS, RowsInput
 from tandem.models.glm5_next.cuda_weights import DeviceReader, KdaTensors, MlaTensors, MlpTensors
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
@@ -38,12 +39,6 @@ class DeviceLayer:
     memory: DeviceSlots | DeviceCache
     feed_forward_site: SiteWeights
     feed_forward: MlpTensors
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceHead:
-    norm: torch.Tensor
-    vocabulary: Exl3Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +172,11 @@ class RowsProgram:
         self._small = torch.empty(
             rows * max(256 + spec.kda_heads, 256 + spec.index_heads, spec.num_experts), device=device
         )
-        vocabulary = stage.head.vocabulary.outputs[0] if stage.head else 0
-        self._padded_logits = torch.empty(rows, vocabulary, device=device)
-        self.logits = self._padded_logits[:, : spec.vocab_size]
-        """fp32 [R, V]; rows lie apart by V and its padding."""
+        self._head: HeadProgram | None = None
+        self.logits = self._x[:, :0]
+        if stage.head is not None:
+            self._head = HeadProgram(spec, stage.head, self.streams, scratch, cache_dir)
+            self.logits = self._head.logits
 
     def run(self) -> None:
         """Queue the whole step."""
@@ -197,14 +193,8 @@ class RowsProgram:
             self._sites.leave(self.streams, last, layer.feed_forward_site.mixer)
             last = self._mlp(layer.feed_forward_site, layer.feed_forward)
         self._sites.leave(self.streams, last, None)
-        if stage.head is not None:
-            self._head(stage.head)
-
-    def _head(self, head: DeviceHead) -> None:
-        inputs = self._scratch.inputs(self._rows, self._stage.spec.hidden_size)
-        self._sites.enter(self.streams, None, head.norm, None, head.vocabulary.suh, inputs)
-        sums = self._product(inputs, head.vocabulary, self._jobs)
-        self._exl3.finish(sums, head.vocabulary, self._jobs, self._padded_logits)
+        if self._head is not None:
+            self._head.run()
 
     def _kda_layer(self, layer: DeviceLayer, tensors: KdaTensors) -> Output:
         assert isinstance(layer.memory, DeviceSlots)
