@@ -16,6 +16,7 @@ from tandem.api.service import LoadState, ModelCard, Service
 from tandem.api.warm_up import warm_up
 from tandem.core.cards import CardKind, resolve_cards
 from tandem.core.errors import BudgetError, ModelDamagedError, ModelNotFoundError, ServeError, TandemError
+from tandem.core.gguf import read_gguf_header
 from tandem.core.log import get_logger
 from tandem.core.machine import available_memory_bytes, usable_processors
 from tandem.core.options import LoadOptions
@@ -114,8 +115,8 @@ def check_free_memory(plan: Plan, free_bytes: FreeBytes) -> None:
 def open_checkpoint_of(location: ModelLocation) -> tuple[ModelSpec, TensorSource]:
     """Specification and tensors of a model on this machine; every header is checked, no tensor is read."""
     if location.kind == "gguf":
-        gguf = GgufSource.open(location.path)
-        return spec_from_gguf(gguf.metadata), gguf
+        header = read_gguf_header(location.path)
+        return spec_from_gguf(header.metadata), GgufSource(header)
     return spec_from_config(read_config(location.path)), SafetensorsSource.open(location.path)
 
 
@@ -215,6 +216,7 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
         state_checkpoints=state_checkpoints(prepared.footprint, options),
         threads=threads,
     )
+    release_free_memory()
     service.report(LoadState("loading", 0.97, "compiling kernels and checking first steps"))
     try:
         warm_up(engine, prepared.spec.vocab_size)

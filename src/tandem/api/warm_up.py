@@ -13,7 +13,9 @@ from tandem.core.requests import SamplingParams
 
 _MOST_PROBES = 8
 """Prompts of different tokens, until two different answers were seen: a healthy model needs one or two."""
-_STEPS = 3
+_ROW_SIZES = (MAX_ROWS_PER_RUN, 8, 4, 2, 1)
+"""Kernels are compiled for blocks of rows: each of these sizes may need one that the others do not."""
+_ROWS = sum(_ROW_SIZES)
 _FIRST_COMPILE_S = 600.0
 
 
@@ -21,10 +23,8 @@ def warm_up(engine: StepEngine, vocab_size: int) -> None:
     """Run prefill and row steps of every size on slot 0. Raises EngineFault with what was found."""
     limits = engine.limits
     room = limits.context_tokens - 1
-    prompt_length = max(min(limits.chunk_tokens // 2, room - MAX_ROWS_PER_RUN), 1)
-    pages = tuple(
-        range(min(-(-(prompt_length + MAX_ROWS_PER_RUN) // limits.page_tokens), limits.total_pages))
-    )
+    prompt_length = max(min(limits.chunk_tokens // 2, room - _ROWS), 1)
+    pages = tuple(range(min(-(-(prompt_length + _ROWS) // limits.page_tokens), limits.total_pages)))
     seen: set[int] = set()
     step = 0
     for probe in range(_MOST_PROBES):
@@ -32,11 +32,11 @@ def warm_up(engine: StepEngine, vocab_size: int) -> None:
         engine.open_sequence(0, SequenceSpec(SamplingParams(temperature=0.0), prompt, prompt_length))
         run = Run(0, RunKind.PREFILL, prompt, 0, pages, sample=True)
         position = prompt_length
-        for _ in range(_STEPS):
+        for size in (*(_ROW_SIZES if probe == 0 else (1,)), 0):
             token = _step(engine, step, run)
             step += 1
             seen.add(token)
-            rows = min(MAX_ROWS_PER_RUN if probe == 0 else 1, room - position)
+            rows = min(size, room - position)
             if rows < 1 or position + rows > len(pages) * limits.page_tokens:
                 break
             run = Run(0, RunKind.ROWS, (token,) * rows, position, pages, sample=True)
