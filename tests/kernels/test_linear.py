@@ -16,7 +16,7 @@ from tandem.quant.blocks import decode_rows
 from tandem.quant.tiles import StoredTensor, tile, tile_gated
 
 ROWS = (1, 2, 3, 5, 8, 9, 16, 63)
-K, N = 96, 500
+K, N = 224, 500  # more than two pieces of the kernel for many rows, the last one short
 KINDS = ("F32", "BF16", "F16", "Q4_1", "Q8_0")
 
 

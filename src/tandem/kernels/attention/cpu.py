@@ -175,9 +175,13 @@ def _add_values(
             store(sums, row * sums.shape[1] + i, total)
 
 
-def _make_attend(rows: int, width: int) -> Any:
-    """One query head of up to ``rows`` consecutive rows; values are taken ``width`` vectors at a time."""
-    vectors = rows * width
+def _make_attend(rows: int, span: int, width: int) -> Any:
+    """One query head of up to ``rows`` consecutive rows.
+
+    Keys are taken ``span`` vectors of tokens at a time (one where a page ends before that), values ``width``
+    vectors of dimensions.
+    """
+    score_vectors, vectors = rows * span, rows * width
 
     @kernel
     def attend(
@@ -206,22 +210,34 @@ def _make_attend(rows: int, width: int) -> Any:
             for d in range(D):
                 queries[d * rows + r] = heads[m + r, head, d]
 
-        weights = np.empty((rows, blocks * LANES), np.float32)
-        scores = np.empty((rows, LANES), np.float32)
-        for b in range(first_block, blocks):
+        weights = np.empty((rows, (blocks + span) * LANES), np.float32)
+        scores = np.empty(score_vectors * LANES, np.float32)
+        b = first_block
+        while b < blocks:
             t = b * LANES
             keys = _plane(pool, table[t // page_tokens], layer, kv_head, 0) + t % page_tokens
-            block = zeros(rows)
-            for d in range(D):
-                column = (load(pool, keys + d * page_tokens),)
-                block = outer_fma(block, column, queries, d * rows, 1)
-            spill(block, scores)
+            taken = span if t % page_tokens + span * LANES <= page_tokens else 1
+            if taken == span:
+                block = zeros(score_vectors)
+                for d in range(D):
+                    columns = load_columns(pool, keys + d * page_tokens, span)
+                    block = outer_fma(block, columns, queries, d * rows, 1)
+                spill(block, scores)
+            else:
+                narrow = zeros(rows)
+                for d in range(D):
+                    column = (load(pool, keys + d * page_tokens),)
+                    narrow = outer_fma(narrow, column, queries, d * rows, 1)
+                spill(narrow, scores)
             for r in range(count):
                 last = position + r
                 low = last + 1 - window if window > 0 else 0
-                score = load(scores, r * LANES) * splat(scale)
-                score = keep_between(score, low - t, last + 1 - t, splat(_MINUS_INFINITY))
-                store(weights, r * weights.shape[1] + t, score)
+                for v in range(taken):
+                    at = t + v * LANES
+                    score = load(scores, (r * taken + v) * LANES) * splat(scale)
+                    score = keep_between(score, low - at, last + 1 - at, splat(_MINUS_INFINITY))
+                    store(weights, r * weights.shape[1] + at, score)
+            b += taken
 
         totals = np.empty(rows, np.float32)
         for r in range(count):
@@ -261,8 +277,8 @@ def _make_attend(rows: int, width: int) -> Any:
     return attend
 
 
-_attend_one = _make_attend(1, 4)
-_attend_block = _make_attend(BLOCK_ROWS, 2)
+_attend_one = _make_attend(1, 4, 4)
+_attend_block = _make_attend(BLOCK_ROWS, 2, 2)
 
 
 @parallel_kernel

@@ -11,8 +11,9 @@ Weights are stored for this order, in tiles of LANES output features (``quant/ti
     scale    float32 | int16 (half) [T, G, LANES], G groups along K; weight = scale · value + minimum
     minimum  of scale's type and shape     (both are empty for the float types)
 
-For few rows, weights go from memory to registers and are used for a block of rows there. For many, a pair of
-tiles is dequantized into a scratch that stays in the second-level cache and is read by every block.
+For few rows, weights go from memory to registers and are used for a block of rows there. For many, a piece of
+a pair of tiles is dequantized into a scratch that stays in the first-level cache and is read by every block;
+the blocks' sums wait in memory for the next piece, which changes no bit of them.
 
 Alphabet: M rows, K input features, N output features, T tiles (even), R rows of a register block.
 """
@@ -28,7 +29,18 @@ from numba.extending import overload
 
 from tandem.kernels.elementary import silu
 from tandem.kernels.jit import kernel, parallel_kernel
-from tandem.kernels.lanes import BLOCK_ROWS, LANES, fma, load, load_nibbles, outer_fma, spill, store, zeros
+from tandem.kernels.lanes import (
+    BLOCK_ROWS,
+    LANES,
+    fma,
+    load,
+    load_nibbles,
+    outer_fma,
+    reload,
+    spill,
+    store,
+    zeros,
+)
 
 _STORE, _ADD, _GATED = 0, 1, 2
 _NO_BIAS = np.empty(0, np.float32)
@@ -36,6 +48,10 @@ _BLOCK_VECTORS = 2 * BLOCK_ROWS
 _ROW_BUCKETS = tuple(sorted({1, (BLOCK_ROWS + 1) // 2, BLOCK_ROWS}))
 _DIRECT_ROWS = 2 * BLOCK_ROWS
 """Up to here, reading the weights once per block of rows is as fast as dequantizing them into a scratch."""
+
+_PIECE = 96
+"""Input features dequantized at once for many rows: 15 KB with their part of the panel, so that two threads
+of one core find both in a first-level cache of 32 KB (96 to 2048: within 3 % on a Zen 5, 2026-11-30)."""
 
 
 def linear(
@@ -135,57 +151,84 @@ def _accumulate_for(
     return _accumulate_int8 if values.dtype == types.int8 else _accumulate_dense
 
 
-def _dense_pair(values: Any, scale: Any, minimum: Any, tile: Any) -> Any:
-    """Tiles ``tile`` and ``tile`` + 1 in fp32: (array [T, K, LANES], the pair's place in it)."""
+def _fill_piece(
+    values: Any, scale: Any, minimum: Any, tile: Any, first: Any, end: Any, scratch: Any, offset: Any
+) -> Any:
+    """Input features [first, end) of tiles ``tile`` and ``tile`` + 1 in fp32: an array, and where in it the
+    two lie, [end - first, LANES] each. ``scratch`` has room for both from ``offset`` on."""
     raise NotImplementedError("compiled code only")
 
 
-def _dense_pair_as_is(values: Any, scale: Any, minimum: Any, tile: Any) -> Any:
-    return values, tile
-
-
-def _dense_pair_float(values: Any, scale: Any, minimum: Any, tile: Any) -> Any:
+def _fill_piece_as_is(
+    values: Any, scale: Any, minimum: Any, tile: Any, first: Any, end: Any, scratch: Any, offset: Any
+) -> Any:
     K = values.shape[1]
-    scratch = np.empty((2, K, LANES), np.float32)
-    for row in range(2 * K):
-        store(scratch, row * LANES, load(values, (tile * K + row) * LANES))
-    return scratch, 0
+    return values, (tile * K + first) * LANES, (tile * K + K + first) * LANES
 
 
-def _dense_pair_int8(values: Any, scale: Any, minimum: Any, tile: Any) -> Any:
+def _fill_piece_float(
+    values: Any, scale: Any, minimum: Any, tile: Any, first: Any, end: Any, scratch: Any, offset: Any
+) -> Any:
+    K = values.shape[1]
+    target = offset
+    for t in range(2):
+        for k in range(first, end):
+            store(scratch, target, load(values, ((tile + t) * K + k) * LANES))
+            target += LANES
+    return scratch, offset, offset + (end - first) * LANES
+
+
+def _fill_piece_int8(
+    values: Any, scale: Any, minimum: Any, tile: Any, first: Any, end: Any, scratch: Any, offset: Any
+) -> Any:
     K, G = values.shape[1], scale.shape[1]
     group = K // G
-    scratch = np.empty((2, K, LANES), np.float32)
-    for g in range(2 * G):
-        group_scale = load(scale, (tile * G + g) * LANES)
-        group_minimum = load(minimum, (tile * G + g) * LANES)
-        for row in range(g * group, (g + 1) * group):
-            value = load(values, (tile * K + row) * LANES)
-            store(scratch, row * LANES, fma(group_scale, value, group_minimum))
-    return scratch, 0
+    target = offset
+    for t in range(2):
+        for g in range(first // group, end // group):
+            group_scale = load(scale, ((tile + t) * G + g) * LANES)
+            group_minimum = load(minimum, ((tile + t) * G + g) * LANES)
+            for k in range(g * group, (g + 1) * group):
+                value = load(values, ((tile + t) * K + k) * LANES)
+                store(scratch, target, fma(group_scale, value, group_minimum))
+                target += LANES
+    return scratch, offset, offset + (end - first) * LANES
 
 
-def _dense_pair_nibbles(values: Any, scale: Any, minimum: Any, tile: Any) -> Any:
+def _fill_piece_nibbles(
+    values: Any, scale: Any, minimum: Any, tile: Any, first: Any, end: Any, scratch: Any, offset: Any
+) -> Any:
     half_K, G = values.shape[1], scale.shape[1]
     half_group = half_K // G
-    scratch = np.empty((2, 2 * half_K, LANES), np.float32)
-    for g in range(2 * G):
-        group_scale = load(scale, (tile * G + g) * LANES)
-        group_minimum = load(minimum, (tile * G + g) * LANES)
-        for row in range(g * half_group, (g + 1) * half_group):
-            low, high = load_nibbles(values, (tile * half_K + row) * LANES)
-            store(scratch, 2 * row * LANES, fma(group_scale, low, group_minimum))
-            store(scratch, (2 * row + 1) * LANES, fma(group_scale, high, group_minimum))
-    return scratch, 0
+    group = 2 * half_group
+    target = offset
+    for t in range(2):
+        for g in range(first // group, end // group):
+            group_scale = load(scale, ((tile + t) * G + g) * LANES)
+            group_minimum = load(minimum, ((tile + t) * G + g) * LANES)
+            for j in range(g * half_group, (g + 1) * half_group):
+                low, high = load_nibbles(values, ((tile + t) * half_K + j) * LANES)
+                store(scratch, target, fma(group_scale, low, group_minimum))
+                store(scratch, target + LANES, fma(group_scale, high, group_minimum))
+                target += 2 * LANES
+    return scratch, offset, offset + (end - first) * LANES
 
 
-@overload(_dense_pair)
-def _dense_pair_for(values: Any, scale: Any, minimum: Any, tile: Any) -> Any:
+@overload(_fill_piece)
+def _fill_piece_for(
+    values: Any, scale: Any, minimum: Any, tile: Any, first: Any, end: Any, scratch: Any, offset: Any
+) -> Any:
     if values.dtype == types.uint8:
-        return _dense_pair_nibbles
+        return _fill_piece_nibbles
     if values.dtype == types.int8:
-        return _dense_pair_int8
-    return _dense_pair_as_is if values.dtype == types.float32 else _dense_pair_float
+        return _fill_piece_int8
+    return _fill_piece_as_is if values.dtype == types.float32 else _fill_piece_float
+
+
+@kernel
+def _to_line(array: Any) -> Any:
+    """First element of a float32 array that begins a cache line (64 bytes, one vector)."""
+    return (-(array.ctypes.data // 4)) % LANES
 
 
 @kernel
@@ -242,18 +285,29 @@ _FEW = {rows: _make_few(rows) for rows in _ROW_BUCKETS}
 
 
 @parallel_kernel
-def _many(x: Any, values: Any, scale: Any, minimum: Any, out: Any, bias: Any, mode: Any) -> None:
+def _many(x: Any, values: Any, scale: Any, minimum: Any, out: Any, bias: Any, mode: Any, piece: Any) -> None:
     M, K = x.shape
     blocks = (M + BLOCK_ROWS - 1) // BLOCK_ROWS
     panel = np.empty(blocks * K * BLOCK_ROWS, np.float32)
     for b in numba.prange(blocks):
         _pack(x, b * BLOCK_ROWS, BLOCK_ROWS, panel, b * K * BLOCK_ROWS)
     for pair in numba.prange(values.shape[0] // 2):
-        dense, tile = _dense_pair(values, scale, minimum, 2 * pair)
-        for b in range(blocks):
-            offset, block = b * K * BLOCK_ROWS, zeros(_BLOCK_VECTORS)
-            block = _accumulate(block, dense, scale, minimum, tile, panel, offset, BLOCK_ROWS)
-            _finish(block, out, bias, mode, 2 * pair, b * BLOCK_ROWS, BLOCK_ROWS)
+        sums = np.zeros((blocks, _BLOCK_VECTORS * LANES), np.float32)
+        scratch = np.empty((2 * piece + 1) * LANES, np.float32)
+        offset = _to_line(scratch)
+        for first in range(0, K, piece):
+            end = min(first + piece, K)
+            dense, even, odd = _fill_piece(values, scale, minimum, 2 * pair, first, end, scratch, offset)
+            for b in range(blocks):
+                block = reload(sums[b], _BLOCK_VECTORS)
+                place = (b * K + first) * BLOCK_ROWS
+                for k in range(end - first):
+                    columns = (load(dense, even + k * LANES), load(dense, odd + k * LANES))
+                    block = outer_fma(block, columns, panel, place + k * BLOCK_ROWS, 1)
+                if end < K:
+                    spill(block, sums[b])
+                else:
+                    _finish(block, out, bias, mode, 2 * pair, b * BLOCK_ROWS, BLOCK_ROWS)
 
 
 def _run(
@@ -267,7 +321,9 @@ def _run(
 ) -> None:
     rows = x.shape[0]
     if rows > _DIRECT_ROWS:
-        _many(x, values, scale, minimum, out, bias, mode)
+        group = x.shape[1] // scale.shape[1] if scale.size else 1
+        piece = max(_PIECE // group, 1) * group
+        _many(x, values, scale, minimum, out, bias, mode, piece)
         return
     for first in range(0, rows, BLOCK_ROWS):
         end = min(first + BLOCK_ROWS, rows)
