@@ -10,6 +10,7 @@ import torch
 
 from tandem.cache.layout import RowsLayout
 from tandem.core.plan import Card, StagePlan
+from tandem.loader.base import TensorSource
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
 from tandem.models.glm5_next.cuda_rows import RowsInput
 from tandem.models.glm5_next.cuda_stage import CacheRoom, RowsProgram, load_stage, rows_scratch
@@ -30,9 +31,17 @@ def page_table(slot: int) -> list[int]:
 
 
 class OnCard:
-    def __init__(self, cache_dir: Path, *, eight_bit: bool = False, spec: Glm5NextSpec = SMALL) -> None:
+    def __init__(
+        self,
+        cache_dir: Path,
+        *,
+        eight_bit: bool = False,
+        spec: Glm5NextSpec = SMALL,
+        source: TensorSource | None = None,
+    ) -> None:
         device = torch.device("cuda", 0)
-        reader = DeviceReader(RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu")), device)
+        source = source or RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu"))
+        reader = DeviceReader(source, device)
         room = CacheRoom(MAX_PAGES * MAX_SLOTS, PAGE_TOKENS, MAX_SLOTS, MAX_PAGES, eight_bit)
         self.stage = load_stage(spec, reader, room, device, range(spec.num_layers))
         self.inputs = RowsInput.empty(MAX_PAGES, device)
@@ -84,8 +93,10 @@ class _Reference:
             return self.stage.logits(hidden)
 
 
-def reference(cache_dtype: str = "fp16", spec: Glm5NextSpec = SMALL) -> _Reference:
-    source = RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu"))
+def reference(
+    cache_dtype: str = "fp16", spec: Glm5NextSpec = SMALL, source: TensorSource | None = None
+) -> _Reference:
+    source = source or RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu"))
     plan = StagePlan(Card("cpu", 0, 1 << 40), 0, spec.num_layers, True, True)
     return _Reference(
         build_stage(

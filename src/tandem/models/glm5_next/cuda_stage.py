@@ -235,7 +235,8 @@ class RowsProgram:
         self._top.select(
             self._scores, self._where.positions, self._where.chosen, self._stage.spec.index_kpool
         )
-        attend(self._q, cache.latents, cache.scales, self._where, self._parts, PART_TOKENS, _BLOCK_HEADS)
+        block = min(self._stage.spec.heads, _BLOCK_HEADS)
+        attend(self._q, cache.latents, cache.scales, self._where, self._parts, PART_TOKENS, block)
         rotated = self._scratch.inputs(rows, tensors.out.inputs)
         self._mla.unabsorb(self._parts, tensors.step, cache, self._q, tensors.out.suh, rotated, self._bucket)
         return Output(self._product(rotated, tensors.out, self._jobs), tensors.out.svh[0])

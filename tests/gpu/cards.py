@@ -1,0 +1,24 @@
+"""The card the tests run on. Compiled kernels are kept where they always are, by the hash of their making."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tandem.core.settings import read_environment
+
+CUBINS = read_environment().cache_dir
+DEVICE = torch.device("cuda", 0)
+NEEDS_CARD = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """NaN, or the largest integer: what nobody wrote is seen."""
+    value = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
+    return torch.full(shape, value, dtype=dtype, device=DEVICE)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """‖found − expected‖ / ‖expected‖."""
+    found, expected = found.cpu().double(), expected.cpu().double()
+    return ((found - expected).norm() / expected.norm()).item()
