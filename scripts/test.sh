@@ -8,10 +8,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 selection=(-m "not gpu")
-extras=(test)
+extras=(test gpu) # gpu: its compiler checks the CUDA sources, which takes no card
 if [[ ${1:-} == --gpu ]]; then
   selection=()
-  extras+=(gpu)
   shift
 fi
 

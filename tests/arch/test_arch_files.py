@@ -71,7 +71,8 @@ def test_everything_is_pinned() -> None:
         pins[normalized(match[1])] = match[2]
     assert pins["torch"] == "2.13.0"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["test"], *extras["gpu"]]
     names = {normalized(re.split(r"[<>=\[; ]", requirement)[0]) for requirement in wanted}
     assert names <= pins.keys(), names - pins.keys()
 
