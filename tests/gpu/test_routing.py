@@ -1,0 +1,79 @@
+"""Expert routing on a card against the reference, ties included, and the jobs it hands to the products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD
+
+from tandem.kernels.moe.cuda import Router, Routing
+from tandem.kernels.moe.reference import route
+
+pytestmark = NEEDS_CARD
+POISON = 2**31 - 1
+
+
+def routed(logits, bias, top_k, shared, normalize=True):
+    rows, experts = logits.shape
+    out = Routing.empty(rows, experts + shared, top_k + shared, DEVICE)
+    jobs = out.jobs
+    for part in (
+        jobs.pair_row,
+        jobs.pair_matrix,
+        jobs.pair_count,
+        jobs.job_start,
+        jobs.job_matrix,
+        jobs.job_count,
+    ):
+        part.fill_(POISON)
+    out.row_pair.fill_(POISON)
+    out.row_weight.fill_(float("nan"))
+    Router(DEVICE, CUBINS, top_k, shared, normalize, 2.5).route(logits.cuda(), bias.cuda(), out)
+    return out
+
+
+def check(out, logits, bias, top_k, shared, normalize=True):
+    rows, experts = logits.shape
+    expected, weights = route(logits, bias, top_k, normalize=normalize, scaling=2.5)
+    if shared:
+        expected = torch.nn.functional.pad(expected, (0, 1), value=experts)
+        weights = torch.nn.functional.pad(weights, (0, 1), value=1.0)
+    jobs, row_pair = out.jobs, out.row_pair.cpu().long()
+    count = int(jobs.pair_count)
+    assert count == expected.numel()
+    pair_row, pair_matrix = jobs.pair_row.cpu()[:count].long(), jobs.pair_matrix.cpu()[:count].long()
+    assert torch.equal(pair_matrix[row_pair], expected)
+    assert torch.equal(pair_row[row_pair], torch.arange(rows)[:, None].expand_as(row_pair))
+    order = pair_matrix * 16 + pair_row
+    assert torch.equal(order, order.sort().values)
+    matrices, sizes = pair_matrix.unique_consecutive(return_counts=True)
+    assert int(jobs.job_count) == len(matrices)
+    assert torch.equal(jobs.job_matrix.cpu()[: len(matrices)].long(), matrices)
+    starts = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    assert torch.equal(jobs.job_start.cpu()[: len(starts)].long(), starts)
+    torch.testing.assert_close(out.row_weight.cpu(), weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", range(1, 17))
+@pytest.mark.parametrize(("experts", "top_k", "shared"), [(8, 2, 1), (63, 6, 0), (288, 8, 1), (1023, 14, 1)])
+def test_equals_the_reference(rows, experts, top_k, shared):
+    logits, bias = torch.randn(rows, experts), 0.1 * torch.randn(experts)
+    check(routed(logits, bias, top_k, shared), logits, bias, top_k, shared)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_ties_go_to_the_lower_expert(normalize):
+    logits = torch.randint(-2, 3, (16, 200)).float()
+    logits[3] = 1.0
+    bias = torch.zeros(200)
+    check(routed(logits, bias, 8, 1, normalize), logits, bias, 8, 1, normalize)
+
+
+def test_a_rows_choice_depends_on_that_row_alone():
+    logits, bias = torch.randn(16, 288), 0.1 * torch.randn(288)
+    together = routed(logits, bias, 8, 1)
+    for row in range(16):
+        alone = routed(logits[row : row + 1], bias, 8, 1)
+        assert torch.equal(alone.row_weight[0], together.row_weight[row])
+        chosen = together.jobs.pair_matrix[together.row_pair[row].long()]
+        assert torch.equal(alone.jobs.pair_matrix[alone.row_pair[0].long()], chosen)
