@@ -62,8 +62,6 @@ def _unmet(spec: Glm5NextSpec, page_tokens: int) -> Iterator[tuple[str, object, 
         ("query rank", spec.q_lora_rank),
         ("query and key size", spec.qk_head_dim),
         ("value size", spec.v_head_dim),
-        ("MLP size", spec.intermediate_size),
-        ("expert size", spec.expert_intermediate_size),
     )
     for name, size in blocks:
         if size % _BLOCK or size > _WIDEST * 4:

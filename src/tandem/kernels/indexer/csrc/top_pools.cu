@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (pools <= count) return;
     const float* from = scores + (size_t)row * max_pools;
     const auto key = [&](int pool) {
-        const unsigned bits = __float_as_uint(from[pool]);
+        const unsigned bits = __float_as_uint(from[pool] + 0.0f);  // -0 becomes 0
         return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     };
     if (t == 0) {
