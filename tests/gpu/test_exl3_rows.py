@@ -35,9 +35,11 @@ def run(kernels, stack, x, splits=None, jobs=None, group=0):
     rows, pairs = x.shape[0], stack.groups * jobs.capacity
     splits = splits or kernels.splits(stack, jobs, rows)
     scratch = Scratch.empty(pairs * stack.inputs, splits * pairs * stack.widest, splits * pairs, x.device)
-    scratch.values.fill_(2**30)
+    # As a float it is NaN.
+    scratch.values.fill_(0x7FFFFFFF)
     scratch.rotated.fill_(float("nan"))
-    inputs, out = scratch.inputs(pairs, stack.inputs), scratch.outputs(splits, pairs, stack.widest)
+    inputs = scratch.inputs(pairs, stack.inputs)
+    out = scratch.outputs(splits, pairs, stack.widest, stack.integer)
     y = torch.full((jobs.capacity, stack.outputs[group]), float("nan"), device=x.device)
     kernels.rotate(x, stack, jobs, inputs)
     kernels.product(inputs, stack, jobs, out, rows)
