@@ -16,6 +16,7 @@ from tandem.kernels.exl3.chunk import LIBRARY_ROWS, Blocks, Exl3Chunk
 from tandem.kernels.exl3.cuda import Exl3Rows
 from tandem.kernels.exl3.decoded import DecodedChunk
 from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack, Form, Jobs
+from tandem.kernels.exl3.plain import plain_matrix
 from tandem.kernels.exl3.reference import CODEBOOKS, decode_inner, exl3_linear
 
 pytestmark = NEEDS_CARD
@@ -80,10 +81,12 @@ def test_rows_equal_the_exact_decode(form, inputs, outputs, rows):
         assert relative_error(found[row], expected[row]) < EXACT
 
 
-@pytest.mark.parametrize("form", [Form("mcg", 4), Form("3inst", 3), Form("mul1", 2.5)], ids=str)
+@pytest.mark.parametrize("form", [Form("mcg", 4), Form("3inst", 3), Form("mul1", 2.5), None], ids=str)
 @pytest.mark.parametrize("rows", range(1, 17))
 def test_a_rows_bits_depend_on_that_row_alone(form, rows):
-    stack = Exl3Stack.of([[matrix_of(form, 1664, 512, seed=7)]])
+    """None: not quantized."""
+    matrix = matrix_of(form, 1664, 512, seed=7) if form else plain_matrix(torch.randn(512, 1664).cuda())
+    stack = Exl3Stack.of([[matrix]])
     x = torch.randn(16, 1664, generator=torch.Generator().manual_seed(rows)).cuda()
     together = run(ROWS, stack, x[16 - rows :].contiguous())
     for row in range(rows):
@@ -98,6 +101,20 @@ def test_rows_of_zeros_give_zeros_and_tiny_rows_keep_their_digits():
     assert torch.equal(found[0], torch.zeros(256))
     assert relative_error(found[1], expected[1]) < EXACT
     assert relative_error(found[2], expected[2]) < EXACT
+
+
+@pytest.mark.parametrize("rows", [1, 16, 200, LIBRARY_ROWS])
+def test_matrices_that_are_not_quantized(rows):
+    """Padded on both sides; weights of a tiny and of an ordinary size."""
+    for size, dtype in ((1e-4, torch.float32), (0.02, torch.bfloat16)):
+        weight, x = (size * torch.randn(300, 640)).to(dtype), torch.randn(rows, 640)
+        stack = Exl3Stack.of([[plain_matrix(weight.cuda())]])
+        if rows <= 16:
+            y = run(ROWS, stack, x.cuda())
+        else:
+            (y,) = chunk_product(stack, x.half(), Blocks.dense(rows, DEVICE))
+        assert (y[:, 300:] == 0).all()
+        assert relative_error(y[:, :300], x @ weight.float().T) < 1e-3
 
 
 def mixed_stack(biased=False):

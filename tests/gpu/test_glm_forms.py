@@ -1,5 +1,5 @@
 """GLM on a card from a checkpoint of every odd kind at once: codebooks and rates mixed among the experts of a
-layer, half rates, packed signs, biases, sizes that are padded.
+layer, half rates, packed signs, biases, sizes that are padded, matrices that are not quantized.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class OddCheckpoint:
             header, turn = self._plain.header(name), zlib.crc32(base.encode())
             bits, codebook = RATES[turn % len(RATES)]
             packs, biased = turn % 5 == 0, turn % 4 == 0
-            if part == "trellis":
+            if "self_attn" in base and turn % 3 == 0 and f"{base}.trellis" in self._plain.names():
+                if part == "trellis":
+                    self._add(f"{base}.weight", "BF16", (16 * header.shape[1], 16 * header.shape[0]))
+            elif part == "trellis":
                 self._add(name, "I16", (*header.shape[:2], int(16 * bits)))
             elif part in ("suh", "svh") and packs:
                 self._add(f"{base}.{part[:2]}", "I16", (header.shape[0] // 16,))
@@ -44,7 +47,7 @@ class OddCheckpoint:
                     self._add(f"{base}.{codebook}", "I32", ())
             else:
                 self._headers[name] = header
-            if part == "svh" and biased:
+            if part == "svh" and biased and f"{base}.trellis" in self._headers:
                 self._add(f"{base}.bias", "F16", header.shape)
 
     def _add(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
@@ -58,8 +61,11 @@ class OddCheckpoint:
 
     def read(self, name: str) -> torch.Tensor:
         header, part = self._headers[name], name.rpartition(".")[2]
-        if part in ("trellis", "su", "sv", "bias"):
+        if part in ("trellis", "su", "sv", "bias") or header.dtype == "BF16":
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            if header.dtype == "BF16":
+                noise = torch.randn(header.shape, generator=generator)
+                return (noise * header.shape[1] ** -0.5).bfloat16()
             if part == "bias":
                 return (0.1 * torch.randn(header.shape, generator=generator)).half()
             return torch.randint(-32768, 32768, header.shape, generator=generator, dtype=torch.int16)

@@ -17,7 +17,7 @@ FILES = sorted(Path(tandem.kernels.__file__).parent.rglob("*.cu"))
 DEFINES: dict[str, tuple[dict[str, str | int], ...]] = {
     "exl3_rows": ({"BITS_A": 3, "BITS_B": 5, "ROWS": 16}, {"BITS_A": 8, "ROWS": 1}),
     "exl3_chunk": ({"BITS_A": 3, "BITS_B": 5},),
-    "decoded_rows": ({"FORMS": "F(0,0,2) F(1,1,10) F(2,2,7)", "ROWS": 16}, {"FORMS": "F(0,2,3)"}),
+    "decoded_rows": ({"FORMS": "F(0,0,2) F(1,1,10) F(2,2,7)", "ROWS": 16}, {"FORMS": "F(0,3,32)"}),
     "decoded_chunk": ({"FORMS": "F(0,0,2) F(1,1,10) F(2,2,7)"},),
     "dense_rows": ({"ROWS": 16},),
     "mla_rows": ({"ROWS": 16, "Q8": 0}, {"ROWS": 1, "Q8": 1}),

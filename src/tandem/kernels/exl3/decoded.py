@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tandem.kernels.exl3.operands import Exl3Stack, Form, Inputs, Jobs, Sums
+from tandem.kernels.exl3.operands import PLAIN, Exl3Stack, Form, Inputs, Jobs, Sums
 from tandem.kernels.exl3.reference import CODEBOOKS
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
@@ -33,6 +33,8 @@ _LEAST_SPLIT_TILES = 16
 _WANTED_BLOCKS = 264
 """Of the smallest launch: two for each processor of an H200."""
 _USUAL_EXPERTS = 8
+_CODEBOOKS = (*CODEBOOKS, PLAIN)
+"""By their number in decoded.cuh."""
 _CHUNK_OUTPUTS = 128
 _CHUNK_SHARED_BYTES = 64 * 132 * 4
 
@@ -40,7 +42,7 @@ _CHUNK_SHARED_BYTES = 64 * 132 * 4
 def forms_macro(forms: tuple[Form, ...]) -> str:
     """The forms of a stack as the sources expect them: number, codebook, half bits."""
     return " ".join(
-        f"F({number},{CODEBOOKS.index(form.codebook)},{int(2 * form.bits)})"
+        f"F({number},{_CODEBOOKS.index(form.codebook)},{int(2 * form.bits)})"
         for number, form in enumerate(forms)
     )
 
@@ -71,6 +73,7 @@ class DecodedRows:
             ROWS=bucket,
             TILES=TILES,
             WARPS=WARPS,
+            DEPTH=1 if any(form.codebook == PLAIN for form in stack.forms) else 2,
             BLOCKS=3 if bucket <= 8 else 2,
         )
         kernel_module(source, self.device, self.cache_dir).launch(

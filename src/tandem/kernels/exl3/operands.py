@@ -14,6 +14,9 @@ import torch
 from tandem.kernels.exl3.reference import ROTATION, TILE
 from tandem.kernels.hadamard.reference import hadamard
 
+PLAIN = "plain"
+"""The codebook of matrices that are not quantized."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Form:
@@ -21,7 +24,7 @@ class Form:
 
     codebook: str
     bits: float
-    """A weight: 1..8 or 1.5, 2.5, 3.5."""
+    """A weight: 1..8 or 1.5, 2.5, 3.5; 16 if PLAIN."""
 
     @property
     def is_integer(self) -> bool:

@@ -12,7 +12,6 @@ from tandem.models.glm5_next.tensors import (
     Matrix,
     Names,
     Part,
-    head_is_tied,
     head_parts,
     layer_parts,
 )
@@ -24,7 +23,7 @@ _CACHE_FORMATS = {"fp16": False, "q8": True}
 _PLAIN = frozenset(
     ("kv_b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "b_proj", "wk", "weights_proj", "gate")
 )
-"""Matrices that are kept in fp16; all others must be EXL3."""
+"""Matrices that are kept in fp16 and must not be EXL3; all others may be either."""
 _CPU = "--cards cpu:1"
 
 
@@ -80,24 +79,15 @@ def _unmet(spec: Glm5NextSpec, page_tokens: int) -> Iterator[tuple[str, object, 
 
 
 def check_formats(spec: Glm5NextSpec, headers: Mapping[str, TensorHeader], stage: StagePlan) -> None:
-    """Raises ModelUnsupportedError naming a matrix of the stage that is not EXL3 but has to be, or is."""
+    """Raises ModelUnsupportedError naming a matrix of the stage that is EXL3 and must not be."""
     names = Names.of(headers)
-    if stage.has_head and head_is_tied(spec, names):
-        raise ModelUnsupportedError(
-            "The vocabulary cannot be multiplied on a CUDA card",
-            found="a head that is the embedding's own table",
-            remedy=f"an EXL3 conversion of the model, or {_CPU}",
-        )
     for part in _parts(spec, names, stage):
-        if not isinstance(part, Matrix):
-            continue
-        plain = part.name.rpartition(".")[2] in _PLAIN
-        if is_exl3(part.name, headers) == plain:
-            found = "EXL3" if plain else headers[f"{part.name}.weight"].dtype
+        plain = isinstance(part, Matrix) and part.name.rpartition(".")[2] in _PLAIN
+        if plain and is_exl3(part.name, headers):
             raise ModelUnsupportedError(
                 f"{part.name} cannot be multiplied on a CUDA card",
-                found=found,
-                remedy=f"an EXL3 conversion of the model, or {_CPU}",
+                found="EXL3",
+                remedy=f"a conversion that leaves it as it is, or {_CPU}",
             )
 
 

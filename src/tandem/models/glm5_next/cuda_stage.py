@@ -103,8 +103,8 @@ def load_stage(
     embedding = reader.table(f"{prefix}.embed_tokens.weight") if first else None
     head = None
     if last:
-        vocabulary = reader.matrix("lm_head", spec.hidden_size, spec.vocab_size)
-        head = DeviceHead(reader.floats(f"{prefix}.norm.weight"), reader.stack([[vocabulary]]))
+        vocabulary = reader.stack([[reader.vocabulary(spec)]])
+        head = DeviceHead(reader.floats(f"{prefix}.norm.weight"), vocabulary)
     return DeviceStage(spec, room, built, embedding, head, reader.weight_bytes)
 
 

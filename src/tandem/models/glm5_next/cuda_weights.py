@@ -8,13 +8,20 @@ import torch
 
 from tandem.core.errors import ModelUnsupportedError
 from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack
+from tandem.kernels.exl3.plain import plain_matrix
 from tandem.kernels.hyper_connection.cuda import SiteWeights
 from tandem.kernels.kda.cuda import StepWeights
 from tandem.kernels.mla.cuda import MlaStepWeights
 from tandem.loader.base import BlockTensor, TensorSource
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
-from tandem.models.glm5_next.tensors import Names, conv_names, qkv_names
-from tandem.quant.exl3.format import read_format
+from tandem.models.glm5_next.tensors import (
+    Names,
+    conv_names,
+    embedding_part,
+    head_is_tied,
+    qkv_names,
+)
+from tandem.quant.exl3.format import is_exl3, read_format
 from tandem.quant.exl3.linear import unpack_signs
 
 
@@ -148,6 +155,8 @@ class DeviceReader:
 
         Raises ModelUnsupportedError for a bias on an output whose scale is 0.
         """
+        if not is_exl3(name, self.headers):
+            return plain_matrix(self._tensor(f"{name}.weight"))
         form = read_format(name, self.headers, in_features, out_features)
         if form.packed_signs:
             suh, svh = (unpack_signs(self._tensor(f"{name}.{part}")) for part in ("su", "sv"))
@@ -163,6 +172,12 @@ class DeviceReader:
         return Exl3Matrix(
             self._tensor(f"{name}.trellis").contiguous(), suh, svh, codebook=form.codebook, bias=bias
         )
+
+    def vocabulary(self, spec: Glm5NextSpec) -> Exl3Matrix:
+        """Of the head; a tied one is a copy of the embedding."""
+        if head_is_tied(spec, self.names):
+            return plain_matrix(self._tensor(embedding_part(spec, self.names).name))
+        return self.matrix("lm_head", spec.hidden_size, spec.vocab_size)
 
     def stack(self, groups: list[list[Exl3Matrix]]) -> Exl3Stack:
         stack = Exl3Stack.of(groups)

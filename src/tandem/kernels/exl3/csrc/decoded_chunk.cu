@@ -17,10 +17,11 @@
 // inputs / 16), 256 threads, a warp a tile; form: a number of FORMS.
 template <int CODEBOOK, int HALVES>
 __device__ __forceinline__ void decode_tile(__half (&rows)[16][128], const u32* matrix, int n_tiles) {
-    const Ring<HALVES> ring;
+    using Tile = Ring<HALVES>;
+    const Tile ring;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    u32 loaded[3] = {0u, 0u, 0u}, a[3], b[4];
-    ring.load(loaded, matrix + ((size_t)blockIdx.y * n_tiles + blockIdx.x * 8 + warp) * Ring<HALVES>::words);
+    u32 loaded[Tile::size], a[Tile::size], b[4];
+    ring.load(loaded, matrix + ((size_t)blockIdx.y * n_tiles + blockIdx.x * 8 + warp) * Tile::words);
     ring.align(a, loaded);
     decode<CODEBOOK, HALVES>(b, a);
     const int row = 2 * (lane & 3), column = warp * 16 + (lane >> 2);
@@ -72,7 +73,7 @@ __device__ __forceinline__ void multiply(float (&acc)[8][4][4], const u32* matri
         }
         asm volatile("cp.async.commit_group;");
     };
-    u32 next[2][2][3];  // two k-tiles, two n-tiles
+    u32 next[2][2][Tile::size];  // two k-tiles, two n-tiles
     const auto load = [&](int k) {
 #pragma unroll
         for (int t = 0; t < 2; t++)
@@ -85,7 +86,7 @@ __device__ __forceinline__ void multiply(float (&acc)[8][4][4], const u32* matri
     for (int s = 0; s < STAGES - 1; s++) fetch(s);
 
     for (int k = 0; k < k_steps; k++) {
-        u32 a[2][2][3];
+        u32 a[2][2][Tile::size];
 #pragma unroll
         for (int t = 0; t < 2; t++)
 #pragma unroll

@@ -74,8 +74,8 @@ __device__ __forceinline__ void multiply(float (&acc)[PASSES][TILES][2][4], cons
     const size_t step = (size_t)WARPS * n_tiles * Tile::words;
     const u32* tiles = matrix + ((size_t)(first + warp) * n_tiles + n_tile) * Tile::words;
     const int steps = (end - first - warp + WARPS - 1) / WARPS;
-    u32 next[DEPTH][TILES][3];
-    const auto load = [&](u32 (&to)[TILES][3]) {
+    u32 next[DEPTH][TILES][Tile::size];
+    const auto load = [&](u32 (&to)[TILES][Tile::size]) {
 #pragma unroll
         for (int i = 0; i < TILES; i++) ring.load(to[i], tiles + i * Tile::words);
         tiles += step;
@@ -93,8 +93,8 @@ __device__ __forceinline__ void multiply(float (&acc)[PASSES][TILES][2][4], cons
         rows[p] = shared + 2 * min(pair, ROWS - 1) * stride + warp * 16 + 2 * q;
         live[p] = pair < pairs ? 0xffffffffu : 0u;
     }
-    const auto compute = [&](u32 (&from)[TILES][3], bool more) {
-        u32 a[TILES][3];
+    const auto compute = [&](u32 (&from)[TILES][Tile::size], bool more) {
+        u32 a[TILES][Tile::size];
 #pragma unroll
         for (int i = 0; i < TILES; i++) ring.align(a[i], from[i]);
         if (more) load(from);
