@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cli_outcome import Tandem
 
 from tandem.cli.serve import shown_value
 from tandem.core.cards import parse_cards
@@ -154,3 +155,56 @@ def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
 )
 def test_values_are_shown_without_secrets(name: str, value: object, shown: str) -> None:
     assert shown_value(name, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max-body", "10"], "A size is a number with a unit"),
+        (["--max-body", "10B"], "at least 1024 bytes"),
+        (["--max-choices", "0"], "At least one choice"),
+        (["--keepalive", "99"], "at most 15 s"),
+        (["--keepalive", "nan"], "keep-alive"),
+        (["--stall-timeout", "0"], "stall_timeout_s must be above 0"),
+        (["--context", "many"], "A number of tokens was expected"),
+    ],
+)
+def test_a_limit_out_of_range_is_one_line(tandem: Tandem, flags: list[str], said: str) -> None:
+    outcome = tandem("serve", *flags)
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_config_file_variables_and_flags_in_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is printed before the model is looked for; each value names its source."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("context_tokens: 1k\nmax_running: 3\nchunk_tokens: 32\n")
+    flags = ("--config", "mine.yaml", "--chunk", "64", "--max-body", "1MiB", "--max-choices", "2")
+    with serving(*flags, TANDEM_SERVE_MAX_RUNNING="2") as (_, lines):
+        table = {line.split()[0]: line.split()[1:] for line in lines if line.strip()}
+    assert table["context_tokens"] == ["1024", "mine.yaml"]
+    assert table["max_running"] == ["2", "TANDEM_SERVE_MAX_RUNNING"]
+    assert table["chunk_tokens"] == ["64", "flag"]
+    assert table["max_body_bytes"] == ["1048576", "flag"]
+    assert table["max_choices"] == ["2", "flag"]
+    assert table["model"] == ["demo", "default"]
+
+
+@pytest.mark.demo
+@pytest.mark.slow
+def test_a_config_file_serves_and_its_limits_hold(demo_gguf: Path, tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("context_tokens: 512\ncache_tokens: 512\ncache_format: fp32\n")
+    with serving("--config", str(config), "--max-choices", "1", "--max-body", "4KiB") as (process, lines):
+        url = address(lines)
+        wait_until_ready(url, process)
+        ask = {"prompt": "Once", "max_tokens": 2}
+        with httpx.Client(base_url=f"{url}/v1", trust_env=False) as client:
+            (model,) = client.get("/models").json()["data"]
+            assert model["max_model_len"] == 512
+            assert client.post("/completions", json=ask).status_code == 200
+            assert client.post("/completions", json={**ask, "n": 2}).status_code == 400
+            assert client.post("/completions", json={**ask, "prompt": "x" * 5000}).status_code == 413

@@ -92,6 +92,17 @@ def test_a_broken_file_is_named(tmp_path, text):
 def test_a_file_alone_lies_over_the_demo_model(tmp_path):
     settings = layered(tmp_path, "max_running: 3\n", profile=None)
     assert settings.lines[0].startswith(f"recipe {DEMO_RECIPE}")
+    load = load_options({}, settings.load)
+    assert (load.options.model, load.options.max_running) == (None, 3)
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("1m", 1_048_576), ("96k", 98_304), ("512", 512)])
+def test_token_counts_read_alike_in_flags_and_files(tmp_path, text, tokens):
+    assert load_options({"context_tokens": text}).options.context_tokens == tokens
+    in_file = layered(tmp_path, f"context_tokens: {text}\n")
+    assert load_options({}, in_file.load).options.context_tokens == tokens
+    by_flag = layered(tmp_path, "port: 0\n", context_tokens=text)
+    assert load_options({}, by_flag.load).options.context_tokens == tokens
 
 
 def test_a_file_that_is_not_there(tmp_path):

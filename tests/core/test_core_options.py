@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tandem.core.errors import SettingsError
-from tandem.core.options import LoadOptions, SettingsLayer, resolve_options
+from tandem.core.options import LoadOptions, SettingsLayer, parse_tokens, resolve_options
 
 
 def test_later_layers_win_and_are_named() -> None:
@@ -57,3 +57,17 @@ def test_values_out_of_range_are_named(name: str, value: object) -> None:
 
 def test_the_defaults_are_in_range() -> None:
     LoadOptions().check()
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("393216", 393_216), ("384k", 393_216), ("1M", 1_048_576), ("1.5k", 1536)],
+)
+def test_token_counts(text: str, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "0", "many", "nan", "1.5", "nank", "1e999k"])
+def test_bad_token_counts(text: str) -> None:
+    with pytest.raises(SettingsError):
+        parse_tokens(text)

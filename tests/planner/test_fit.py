@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from tandem.core.errors import SettingsError
 from tandem.core.plan import GIB, Card
 from tandem.planner.engines import drafter_bytes, tandem_footprint
-from tandem.planner.fit import explain, fit, parse_tokens
+from tandem.planner.fit import explain, fit
 from tandem.planner.geometry import EXL3_3_05_BITS, GLM_5_3_FLASH
 from tandem.planner.place import PlanRequest
 
@@ -67,17 +66,3 @@ def test_the_report_is_json_and_sentences():
     text = "\n".join(explain(report))
     assert "cuda:0 holds layers 0 to" in text
     assert "tightest card" in text
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [("393216", 393_216), ("384k", 393_216), ("1M", 1_048_576), ("1.5k", 1536)],
-)
-def test_token_counts(text, tokens):
-    assert parse_tokens(text) == tokens
-
-
-@pytest.mark.parametrize("text", ["", "k", "-1", "0", "many", "nan", "1e999"])
-def test_bad_token_counts(text):
-    with pytest.raises(SettingsError):
-        parse_tokens(text)

@@ -251,6 +251,7 @@ def scheduler_config(options: LoadOptions, footprint: ModelFootprint) -> Schedul
     return SchedulerConfig(
         max_waiting=options.max_waiting,
         max_wait_s=options.max_wait_s,
+        stall_timeout_s=options.stall_timeout_s,
         prefix_reuse="off" if stateless_pages else options.prefix_reuse,
     )
 

@@ -6,7 +6,6 @@ the help text shows the dataclass's default.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +13,14 @@ from typing import Annotated
 import typer
 
 from tandem.core.cards import format_cards, parse_cards
-from tandem.core.errors import SettingsError
-from tandem.core.options import PREFIX_REUSE, LoadOptions, Resolved, SettingsLayer, resolve_options
+from tandem.core.options import (
+    PREFIX_REUSE,
+    LoadOptions,
+    Resolved,
+    SettingsLayer,
+    parse_tokens,
+    resolve_options,
+)
 
 DEFAULTS = LoadOptions()
 _MODEL_PANEL = "Model"
@@ -75,7 +80,7 @@ ContextFlag = Annotated[
     str | None,
     typer.Option(
         "--context",
-        help="Longest prompt plus output in tokens; `384k` = 393216.",
+        help="Longest prompt plus output in tokens; `384k` = 393216, `1m` = 1048576.",
         show_default="the model's own, as far as it fits",
         rich_help_panel=_CARDS_PANEL,
     ),
@@ -169,14 +174,6 @@ PrefixReuseFlag = Annotated[
         rich_help_panel=_QUEUE_PANEL,
     ),
 ]
-
-
-def parse_tokens(text: str) -> int:
-    """``393216`` or ``384k`` (k = 1024). Raises SettingsError."""
-    match = re.fullmatch(r"(\d{1,9})(k?)", text.strip().lower())
-    if match is None:
-        raise SettingsError("--context is a number of tokens", found=repr(text), remedy="--context 32k")
-    return int(match[1]) * (1024 if match[2] else 1)
 
 
 def load_options(flags: Mapping[str, object], below: Sequence[SettingsLayer] = ()) -> Resolved[LoadOptions]:

@@ -55,6 +55,7 @@ def recipe_settings(
 
     Raises ModelNotFoundError for a recipe there is none of, SettingsError for unknown profiles and values.
     """
+    from tandem.loader.demo import DEMO_MODEL
     from tandem.recipes.configuration import resolve
     from tandem.recipes.files import load_catalogue
 
@@ -80,7 +81,8 @@ def recipe_settings(
         for key, name in _LOAD_KEYS.items()
         if stated(key)
     ]
-    if stated("model"):
+    # The demo model is no repository: serving none in particular serves it, by its own pinned download.
+    if stated("model") and settings.model != DEMO_MODEL.project:
         revision = f"@{settings.revision}" if stated("revision") and "@" not in str(settings.model) else ""
         load.append(SettingsLayer(sources["model"], {"model": f"{settings.model}{revision}"}))
     if stated("cards"):

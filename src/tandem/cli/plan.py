@@ -73,9 +73,10 @@ def plan(
     """
     from tandem.api.plan import PlanQuestion, answer
     from tandem.api.plan_recipe import answer_recipe, with_peer
+    from tandem.core.options import parse_tokens
     from tandem.core.settings import read_environment
     from tandem.planner.fit import explain as sentences
-    from tandem.planner.fit import parse_split, parse_tokens
+    from tandem.planner.fit import parse_split
     from tandem.planner.hardware import parse_hardware
 
     question = PlanQuestion(

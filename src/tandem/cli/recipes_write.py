@@ -157,9 +157,9 @@ def fit(
     """
     from dataclasses import asdict, replace
 
-    from tandem.cli.flags import parse_tokens
     from tandem.cli.recipes_print import print_fits
     from tandem.core.errors import SettingsError
+    from tandem.core.options import parse_tokens
     from tandem.core.plan import EXIT_CODES
     from tandem.recipes.fit import fit_subject, parse_hardware
     from tandem.recipes.profiles import named_profile

@@ -31,17 +31,19 @@ from tandem.cli.flags import (
 )
 from tandem.cli.from_recipe import recipe_settings
 from tandem.cli.progress import ToldProgress, progress_for
-from tandem.core.cards import format_cards
+from tandem.core.cards import format_cards, parse_size
 from tandem.core.errors import SettingsError
 from tandem.core.log import configure_logging
 from tandem.core.options import LoadOptions, Resolved, SettingsLayer, resolve_options
+from tandem.core.plan import format_bytes
 from tandem.core.settings import LOG_LEVELS, Environment, read_environment, read_serve_variables
+from tandem.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from tandem.api import Service
-    from tandem.server.config import ServerConfig
 
 _SERVER_PANEL = "Server"
+DEFAULT_SERVER = ServerConfig()
 
 
 def serve(
@@ -126,6 +128,42 @@ def serve(
             rich_help_panel=_SERVER_PANEL,
         ),
     ] = None,
+    max_body: Annotated[
+        str | None,
+        typer.Option(
+            "--max-body",
+            help="Largest request body, e.g. `8MiB`; a larger one gets 413.",
+            show_default=format_bytes(DEFAULT_SERVER.max_body_bytes),
+            rich_help_panel=_SERVER_PANEL,
+        ),
+    ] = None,
+    max_choices: Annotated[
+        int | None,
+        typer.Option(
+            "--max-choices",
+            help="Largest `n`, and most prompts of one completions request.",
+            show_default=str(DEFAULT_SERVER.max_choices),
+            rich_help_panel=_SERVER_PANEL,
+        ),
+    ] = None,
+    keepalive: Annotated[
+        float | None,
+        typer.Option(
+            "--keepalive",
+            help="Seconds a stream may be silent before a comment line is sent; at most 15.",
+            show_default=f"{DEFAULT_SERVER.keepalive_s:g}",
+            rich_help_panel=_SERVER_PANEL,
+        ),
+    ] = None,
+    stall_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--stall-timeout",
+            help="Seconds without a finished step after which a working engine counts as stuck.",
+            show_default=f"{DEFAULT_SERVER.stall_timeout_s:g}",
+            rich_help_panel=_SERVER_PANEL,
+        ),
+    ] = None,
     exit_on_fault: Annotated[
         bool,
         typer.Option(
@@ -160,7 +198,6 @@ def serve(
 
     `tandem serve --cards cpu:2x600MiB --port 0`
     """
-    from tandem.server.config import ServerConfig
     from tandem.server.run import bind, server_url
 
     environment = read_environment()
@@ -199,6 +236,7 @@ def serve(
             "prefix_reuse": prefix_reuse,
             "tool_format": tool_format,
             "reasoning_format": reasoning_format,
+            "stall_timeout_s": stall_timeout,
         },
         chosen.load if chosen else (),
     )
@@ -210,6 +248,10 @@ def serve(
         "cors_origins": tuple(cors_origin) if cors_origin else None,
         "allowed_hosts": tuple(allowed_host) if allowed_host else None,
         "drain_timeout_s": drain_timeout,
+        "max_body_bytes": None if max_body is None else parse_size(max_body),
+        "max_choices": max_choices,
+        "keepalive_s": keepalive,
+        "stall_timeout_s": stall_timeout,
         "exit_on_fault": exit_on_fault or None,
     }
     from_environment = SettingsLayer("environment", {"api_keys": environment.api_keys or None})
@@ -285,7 +327,7 @@ def _print_configuration(load: Resolved[LoadOptions], server: Resolved[ServerCon
     """Every setting with the source of its value."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("setting", "value", "from"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for resolved in (load, server):
         for name, source in resolved.sources.items():
             style = "dim" if source == "default" else None

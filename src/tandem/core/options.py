@@ -46,6 +46,8 @@ class LoadOptions:
     """Requests that may queue; one more is refused with 429."""
     max_wait_s: float = 300.0
     """A request that waited longer is refused with 429."""
+    stall_timeout_s: float = 120.0
+    """An engine that has work but finishes no step for so long counts as stuck, and its requests end."""
     chunk_tokens: int | None = None
     """Prompt tokens computed at once; None = chosen for the cards."""
     cache_format: str | None = None
@@ -64,8 +66,9 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise SettingsError(f"{name} must be at least {lowest}", found=str(value))
-        if not self.max_wait_s > 0:
-            raise SettingsError("max_wait_s must be above 0", found=f"{self.max_wait_s:g}")
+        for name in ("max_wait_s", "stall_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name} must be above 0", found=f"{getattr(self, name):g}")
         if self.prefix_reuse not in PREFIX_REUSE:
             raise SettingsError(
                 "prefix_reuse is not known",
@@ -118,3 +121,17 @@ def resolve_options(kind: type[OptionsT], layers: Sequence[SettingsLayer]) -> Re
     if missing:
         raise SettingsError(f"No value for {', '.join(missing)}", remedy="set it by a flag")
     return Resolved(kind(**values), sources)
+
+
+def parse_tokens(text: str) -> int:
+    """A number of tokens: ``393216``, ``384k`` or ``1m`` (binary units). Raises SettingsError."""
+    cleaned = text.strip().lower().replace(",", "").replace("_", "")
+    scale = {"k": 1024, "m": 1024**2}.get(cleaned[-1:], 1)
+    digits = cleaned[:-1] if scale > 1 else cleaned
+    try:
+        tokens = round(float(digits) * scale) if scale > 1 else int(digits)
+    except (ValueError, OverflowError):
+        tokens = 0
+    if tokens < 1:
+        raise SettingsError(f"A number of tokens was expected, not {text!r}", remedy="393216, 384k or 1m")
+    return tokens

@@ -155,20 +155,6 @@ def explain(report: FitReport) -> list[str]:
     return lines
 
 
-def parse_tokens(text: str) -> int:
-    """A number of tokens: ``393216``, ``384k`` or ``1m`` (binary units). Raises SettingsError."""
-    cleaned = text.strip().lower().replace(",", "").replace("_", "")
-    scale = {"k": 1024, "m": 1024**2}.get(cleaned[-1:], 1)
-    digits = cleaned[:-1] if scale > 1 else cleaned
-    try:
-        tokens = round(float(digits) * scale)
-    except (ValueError, OverflowError):
-        tokens = 0
-    if tokens < 1:
-        raise SettingsError(f"A number of tokens was expected, not {text!r}", remedy="393216, 384k or 1m")
-    return tokens
-
-
 def parse_split(text: str) -> tuple[int, ...]:
     """Layers per card, ``24,21``. Raises SettingsError if these are no numbers."""
     try:

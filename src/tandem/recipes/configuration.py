@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from tandem.core.errors import SettingsError
-from tandem.core.options import PREFIX_REUSE, SettingsLayer, resolve_options
+from tandem.core.options import PREFIX_REUSE, SettingsLayer, parse_tokens, resolve_options
 from tandem.core.settings import SERVE_PREFIX
 from tandem.recipes.profiles import effective_profile, named_profile
 from tandem.recipes.schema import Recipe
@@ -55,6 +55,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "prefix_reuse": PREFIX_REUSE,
 }
 KEYS = tuple(field.name for field in fields(ServeSettings))
+_TOKEN_COUNTS = ("context_tokens", "cache_tokens", "chunk_tokens")
 _COUNTS = tuple(field.name for field in fields(ServeSettings) if "int" in str(field.type))
 
 
@@ -160,11 +161,17 @@ def _read(layer: SettingsLayer) -> dict[str, object]:
 
 
 def _count(key: str, value: object, source: str) -> int:
-    text = str(value).strip().lower().replace(",", "")
-    digits = text.removesuffix("k")
-    if isinstance(value, bool) or not (digits.isascii() and digits.isdigit() and len(digits) <= 12):
+    text = str(value).strip()
+    if key in _TOKEN_COUNTS and not isinstance(value, bool):
+        try:
+            return parse_tokens(text)
+        except SettingsError:
+            raise SettingsError(
+                f"{source}: {key} must be a number of tokens", found=repr(value), remedy="393216, 384k or 1m"
+            ) from None
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise SettingsError(f"{source}: {key} must be a whole number", found=repr(value))
-    return int(digits) * (1024 if text.endswith("k") else 1)
+    return int(text)
 
 
 def _shown(value: object) -> str:

@@ -59,6 +59,10 @@ class ServerConfig:
                 f"The keep-alive interval must be above 0 and at most {MAX_KEEPALIVE_S:.0f} s",
                 found=f"{self.keepalive_s:g} s",
             )
+        if not self.stall_timeout_s > 0:
+            raise ServeError("The stall timeout must be above 0 s", found=f"{self.stall_timeout_s:g} s")
+        if self.max_choices < 1:
+            raise ServeError("At least one choice must be allowed", found=str(self.max_choices))
         if self.max_body_bytes < 1024:
             raise ServeError("The body limit must be at least 1024 bytes", found=str(self.max_body_bytes))
 
