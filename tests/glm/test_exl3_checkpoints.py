@@ -2,14 +2,13 @@
 against the logits of the converter's own program.
 
 Random weights with four index heads give many pools a score of exactly 0, so that the choice among them is
-open. transformers' depends on the length of a call; ours goes to the earlier pool. Such positions are told
-by their tie.
+open. transformers' depends on how many tokens follow in the call, so that no rule a decoder could keep
+gives the same; ours goes to the earlier pool.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,40 +34,65 @@ def one_pass(folder: Path, cache: str = "fp32") -> torch.Tensor:
     return rig.prefill(0, IDS)
 
 
-def rows_of_open_choice(
-    kwargs: dict[str, Any], module: torch.nn.Module, chosen: torch.Tensor
-) -> torch.Tensor:
-    """Rows where the oracle chose other pools than we do, all of the same score: bool [T]."""
-    x, low_rank = kwargs["hidden_states"][0], kwargs["q_resid"][0]
-    T, P, D = len(x), module.index_kpool, module.head_dim
-    keys = module.k_norm(module.wk(x))[: T // P * P].view(-1, P, D)
-    gates = (x @ module.index_kpool_compress_gate.T)[: T // P * P].view(-1, P, D)
-    pooled = indexer.pool_keys(keys, gates, module.index_kpool_compress_ape)
-    scores = indexer.score_pools(module.wq_b(low_rank).view(T, -1, D), module.weights_proj(x), pooled)
-    ours = indexer.select_pools(scores, (torch.arange(T) + 1) // P, module.index_topk // P)
-    pools = chosen[0, :, : module.index_topk].long()
-    theirs = torch.zeros(T, T // P + 1, dtype=torch.bool)
-    theirs.scatter_(1, torch.where(pools >= 0, pools // P, T // P), True)
-    differs = ours != theirs[:, : T // P]
-    open_rows = differs.any(1)
-    for row in open_rows.nonzero()[:, 0].tolist():
-        tied = scores[row, differs[row]]
-        assert torch.equal(tied, tied[:1].expand_as(tied)), f"row {row} differs without a tie"
-    return open_rows
+class TheirTies:
+    """Stands in for ``select_pools`` of the one MLA layer: equal scores are settled as the oracle settled
+    them, and nothing but equal scores. Counts positions from ``first``, the first that has a choice.
+    """
+
+    def __init__(self, chosen: torch.Tensor, first: int) -> None:
+        self._chosen = chosen
+        self._ours = indexer.select_pools
+        self._next = first
+        self.open_rows: list[int] = []
+
+    def __call__(self, scores: torch.Tensor, visible_pools: torch.Tensor, count: int) -> torch.Tensor:
+        selected = self._ours(scores, visible_pools, count)
+        rows = max(0, len(self._chosen) - self._next)
+        for row, row_scores in zip(selected[:rows], scores[:rows], strict=True):
+            theirs = self._chosen[self._next, : len(row)]
+            differs = row ^ torch.nn.functional.pad(theirs, (0, len(row) - len(theirs)))
+            if differs.any():
+                tied = row_scores[differs]
+                assert torch.equal(tied, tied[:1].expand_as(tied)), f"row {self._next} differs without a tie"
+                self.open_rows.append(self._next)
+                row ^= differs
+            self._next += 1
+        return selected
 
 
-def test_against_transformers_on_the_dequantized_weights(model: tuple[str, Path]) -> None:
+def chosen_pools(positions: torch.Tensor, pool_tokens: int, count: int) -> torch.Tensor:
+    """The oracle's choice without the tail, int32 [1, T, count · pool_tokens + tail], as bool [T, N]."""
+    pools = positions[0, :, : count * pool_tokens].long() // pool_tokens
+    T = len(pools)
+    chosen = torch.zeros(T, T // pool_tokens + 1, dtype=torch.bool)
+    chosen.scatter_(1, torch.where(pools >= 0, pools, T // pool_tokens), True)
+    return chosen[:, :-1]
+
+
+def test_against_transformers_on_the_dequantized_weights(
+    model: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all positions once equal scores are settled alike, and on all the others anyway."""
     oracle = DequantizedOracle(model[1])
     seen: list[torch.Tensor] = []
     module = oracle.model.layers[3].self_attn.indexer
+    pools = module.index_topk // module.index_kpool
     module.register_forward_hook(
-        lambda m, _, kwargs, out: seen.append(rows_of_open_choice(kwargs, m, out)), with_kwargs=True
+        lambda m, _, out: seen.append(chosen_pools(out, m.index_kpool, pools)),
     )
     expected, found = oracle(IDS), one_pass(model[1])
-    settled = ~seen[0]
-    assert settled.float().mean() > 0.95
-    error = (found - expected).norm(dim=1) / expected.norm(dim=1)
-    assert error[settled].max() < 2e-5
+    ties = TheirTies(seen[0], first=module.index_topk)
+    monkeypatch.setattr(indexer, "select_pools", ties)
+    error = row_errors(one_pass(model[1]), expected)
+    assert error.max() < 2e-5
+    settled = torch.ones(len(IDS), dtype=torch.bool)
+    settled[ties.open_rows] = False
+    assert 0.95 < settled.float().mean() < 1
+    assert row_errors(found, expected)[settled].max() < 2e-5
+
+
+def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return (found - expected).norm(dim=1) / expected.norm(dim=1)
 
 
 def test_against_the_converters_own_program(model: tuple[str, Path]) -> None:
@@ -79,7 +103,7 @@ def test_against_the_converters_own_program(model: tuple[str, Path]) -> None:
     found = torch.cat((rig.prefill(0, IDS[:300]), rig.steps(0, IDS, 300)))
     expected = torch.cat((REFERENCE[f"exl3_{name}.nc"], REFERENCE[f"exl3_{name}.decode300"])).float()
     found = torch.cat((one_pass(folder)[::4], found[300::2]))
-    error = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    error = row_errors(found, expected)
     assert error.median() < 4e-3
     assert (found.argmax(1) == expected.argmax(1)).float().mean() >= 0.97
 
