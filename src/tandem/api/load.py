@@ -43,7 +43,6 @@ PAGE_TOKENS = 64
 CPU_CHUNK_TOKENS = 64
 """Small chunks cost the CPU kernels nothing (1,024 tokens: 3.16 s of CPU in chunks of 64, 3.04 of 128), halve
 the wait of running streams behind a prompt, and leave 7 % of it to a repeated one (2 cores, 2026-11-30)."""
-DEFAULT_CACHE_FORMAT = "fp32"
 STATE_CHECKPOINT_BYTES = GIB
 """Host memory for checkpoints of recurrent state: seven of GLM-5.3-Flash's 146 MiB."""
 MAX_STATE_CHECKPOINTS = 256
@@ -85,7 +84,7 @@ def prepare_model(
     spec, weights = open_checkpoint_of(location)
     text = _open_text(location, options)
     chunk = options.chunk_tokens or CPU_CHUNK_TOKENS
-    cache_format = options.cache_format or DEFAULT_CACHE_FORMAT
+    cache_format = options.cache_format or spec.default_cache_format
     footprint = footprint_of(spec, weights, chunk, cache_format)
     plan = place(footprint, cards, plan_request(options, chunk))
     check_free_memory(plan, measure)
@@ -134,7 +133,7 @@ def checkpoint_footprint(
 ) -> tuple[ModelFootprint, str]:
     """``footprint_of`` a model on this machine, and the cache format it was counted with."""
     spec, weights = open_checkpoint_of(location)
-    kept = cache_format or DEFAULT_CACHE_FORMAT
+    kept = cache_format or spec.default_cache_format
     return footprint_of(spec, weights, chunk_tokens, kept), kept
 
 

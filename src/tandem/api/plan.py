@@ -135,7 +135,7 @@ def _sized(
     question: PlanQuestion, chunk_tokens: int, environment: Environment
 ) -> tuple[ModelFootprint, str, str]:
     """Footprint, cache format and origin from headers alone; of a hub model no weights are fetched."""
-    from tandem.api.load import DEFAULT_CACHE_FORMAT, checkpoint_footprint
+    from tandem.api.load import checkpoint_footprint
     from tandem.loader.hub import HubModel, HubOptions
     from tandem.loader.remote_headers import read_hub_headers
     from tandem.loader.resolve import ModelLocation, hub_reference, resolve_model
@@ -148,7 +148,7 @@ def _sized(
         found = read_hub_headers(*reference, HubOptions.from_environment(environment, Silent()))
         if not isinstance(found, HubModel):
             spec = spec_from_config(found.config)
-            kept = question.kv_format or DEFAULT_CACHE_FORMAT
+            kept = question.kv_format or spec.default_cache_format
             footprint = spec_module(spec.architecture).footprint(
                 spec, found.headers, chunk_tokens=chunk_tokens, cache_dtype=kept
             )

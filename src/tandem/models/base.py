@@ -41,6 +41,11 @@ class ModelSpec(Protocol):
         """fp32 values a row carries between stages."""
         ...
 
+    @property
+    def default_cache_format(self) -> str:
+        """What the attention cache is kept in unless something else is asked for."""
+        ...
+
 
 class StageModel(Protocol):
     """Consecutive layers of one model with their caches, on one device.

@@ -59,6 +59,10 @@ class Glm5NextSpec:
         return self.streams * self.hidden_size
 
     @property
+    def default_cache_format(self) -> str:
+        return "fp16"
+
+    @property
     def kda_width(self) -> int:
         return self.kda_heads * self.kda_head_dim
 

@@ -38,6 +38,10 @@ class LlamaSpec:
         return self.hidden_size
 
     @property
+    def default_cache_format(self) -> str:
+        return "fp32"
+
+    @property
     def interleaved_rope(self) -> bool:
         """Query and key rows are stored pair by pair, as GGUF's ``llama`` converter orders them."""
         return self.gguf and self.architecture == "llama"
