@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from harness import Opens, StubServer, assert_error
 from stub_engine import Script, say
-from stub_model import GLM_TEMPLATE, HERMES_TEMPLATE
+from stub_model import GLM_TEMPLATE, HERMES_TEMPLATE, PLAIN_TEMPLATE
+
+from tandem.core.errors import ServeError
+from tandem.server.config import ServerConfig
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +75,28 @@ async def test_d8_thinking_budget_is_enforced(opens: Opens) -> None:
         message = response.json()["choices"][0]["message"]
         assert message["content"]
         assert "<" not in message["content"]
+
+
+async def test_d8_a_default_budget_gives_way_to_the_requests(opens: Opens) -> None:
+    thought = Script((b"hmm " * 3,), repeats=True, ends=False)
+    config = ServerConfig(thinking_budget=20)
+    for template, fields, most in (
+        (GLM_TEMPLATE, {}, 20 + 16),
+        (GLM_TEMPLATE, {"thinking_budget": None}, 20 + 16),
+        (GLM_TEMPLATE, {"thinking_budget": 50}, 50 + 16),
+        (GLM_TEMPLATE, {"thinking_budget": 1000}, 200),
+        (PLAIN_TEMPLATE, {}, 0),
+    ):
+        async with opens({"hard": thought}, template=template, config=config) as server:
+            response = await server.chat("hard", max_tokens=200, **fields)
+            usage = response.json()["usage"]
+            assert most - 16 <= usage["completion_tokens_details"]["reasoning_tokens"] <= most
+            assert usage["completion_tokens"] == 200
+
+
+def test_d8_a_default_budget_below_zero_is_refused() -> None:
+    with pytest.raises(ServeError, match="0 or more; found: -1"):
+        ServerConfig(thinking_budget=-1).check()
 
 
 async def prompt_of(server: StubServer, *messages: dict[str, Any], **fields: Any) -> str:

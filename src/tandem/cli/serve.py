@@ -119,6 +119,15 @@ def serve(
             rich_help_panel=_SERVER_PANEL,
         ),
     ] = None,
+    thinking_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--thinking-budget",
+            help="Reasoning tokens after which the answer begins, where a request sets none.",
+            show_default="no limit",
+            rich_help_panel="Requests",
+        ),
+    ] = None,
     drain_timeout: Annotated[
         float | None,
         typer.Option(
@@ -247,6 +256,7 @@ def serve(
         "insecure": insecure or None,
         "cors_origins": tuple(cors_origin) if cors_origin else None,
         "allowed_hosts": tuple(allowed_host) if allowed_host else None,
+        "thinking_budget": thinking_budget,
         "drain_timeout_s": drain_timeout,
         "max_body_bytes": None if max_body is None else parse_size(max_body),
         "max_choices": max_choices,

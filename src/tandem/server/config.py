@@ -29,6 +29,8 @@ class ServerConfig:
     max_body_bytes: int = 8 * MIB
     max_choices: int = 16
     """Largest ``n``, and most prompts of one completions request."""
+    thinking_budget: int | None = None
+    """Reasoning tokens after which the answer begins, where a request names no budget; None = no limit."""
     keepalive_s: float = 10.0
     """Longest silence of a stream before a comment line is sent."""
     stall_timeout_s: float = 120.0
@@ -54,6 +56,8 @@ class ServerConfig:
             raise ServeError(
                 "The port must be between 0 and 65535", found=str(self.port), remedy="--port 8000"
             )
+        if self.thinking_budget is not None and self.thinking_budget < 0:
+            raise ServeError("The thinking budget must be 0 or more", found=str(self.thinking_budget))
         if not 0 < self.keepalive_s <= MAX_KEEPALIVE_S:
             raise ServeError(
                 f"The keep-alive interval must be above 0 and at most {MAX_KEEPALIVE_S:.0f} s",

@@ -103,6 +103,8 @@ def prepare_chat(service: Service, config: ServerConfig, body: bytes) -> Prepare
             param="tool_choice",
         )
     budget = request.reasoning_budget_tokens
+    if budget is None and (prompt.starts_in_reasoning or prompt.may_open_reasoning):
+        budget = config.thinking_budget
     if constraint is not None or budget is not None:
         constraint = _within_reasoning(constraint or ConstraintSpec(param="thinking_budget"), prompt, budget)
     options = OutputOptions(
