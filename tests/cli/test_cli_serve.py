@@ -13,13 +13,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 from cli_outcome import Tandem
 
-from tandem.cli.serve import shown_value
+from tandem.api import ModelCard
+from tandem.cli.serve import _print_ready, shown_value
 from tandem.core.cards import parse_cards
+from tandem.server.config import ServerConfig
 
 # The real cache: compiled kernels and the demo model are kept there between runs.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TANDEM_API_KEY"}
@@ -163,6 +167,7 @@ def test_values_are_shown_without_secrets(name: str, value: object, shown: str) 
         (["--max-body", "10"], "A size is a number with a unit"),
         (["--max-body", "10B"], "at least 1024 bytes"),
         (["--max-choices", "0"], "At least one choice"),
+        (["--thinking-budget", "-1"], "0 or more"),
         (["--keepalive", "99"], "at most 15 s"),
         (["--keepalive", "nan"], "keep-alive"),
         (["--stall-timeout", "0"], "stall_timeout_s must be above 0"),
@@ -208,3 +213,23 @@ def test_a_config_file_serves_and_its_limits_hold(demo_gguf: Path, tmp_path: Pat
             assert client.post("/completions", json=ask).status_code == 200
             assert client.post("/completions", json={**ask, "n": 2}).status_code == 400
             assert client.post("/completions", json={**ask, "prompt": "x" * 5000}).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("unavailable", "expected"),
+    [
+        (None, ["/v1/chat/completions"]),
+        ("/m has no chat_template.jinja", ["/v1/completions", '"prompt": "Hello"', "Chat is off: /m has no"]),
+    ],
+)
+def test_a_model_without_template_says_so_when_it_is_ready(
+    capsys: pytest.CaptureFixture[str], unavailable: str | None, expected: list[str]
+) -> None:
+    """Case N6."""
+    service: Any = SimpleNamespace(
+        card=ModelCard("tiny", 0, 64), text=SimpleNamespace(chat_unavailable=unavailable)
+    )
+    _print_ready(service, ServerConfig(), "http://127.0.0.1:1")
+    said = capsys.readouterr().err
+    assert all(part in said for part in expected)
+    assert ("Chat is off" in said) == (unavailable is not None)

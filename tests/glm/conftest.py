@@ -19,3 +19,8 @@ def _one_core_and_no_gradients() -> Iterator[None]:
         yield
     torch.set_num_threads(torch_threads)
     numba.set_num_threads(numba_threads)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"

@@ -8,124 +8,67 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from tandem.api import Service
-from tandem.api.load import open_service
 from tandem.core.cards import CardRequest
-from tandem.core.options import LoadOptions
-from tandem.core.progress import Silent
-from tandem.core.settings import read_environment
-from tandem.server.app import create_app
-from tandem.server.config import ServerConfig
 
 from .chat_template import GLM_TEMPLATE
 from .golden import checkpoint_folder
+from .http_rig import USER, WEATHER, GlmClient, client_of, open_glm
 
 pytestmark = pytest.mark.anyio
-USER = {"role": "user", "content": "What is the time in Oslo, and what is it in Lima?"}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "enum": ["Oslo", "Lima"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 3},
-            },
-            "required": ["city", "days"],
-        },
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder: Path = checkpoint_folder("3.0_mul1", tmp_path_factory.mktemp("served"))
     (folder / "chat_template.jinja").write_text(GLM_TEMPLATE)
-    options = LoadOptions(
-        model=str(folder),
-        served_names=("glm",),
-        cards=(CardRequest("cpu", 0), CardRequest("cpu", 1)),
-        context_tokens=2048,
-        chunk_tokens=64,
-        cache_format="q8",
-        threads=1,
-    )
-    made = open_service(options, read_environment(), Silent())
+    cards = (CardRequest("cpu", 0), CardRequest("cpu", 1))
+    made = open_glm(folder, cards=cards, context_tokens=2048, chunk_tokens=64, cache_format="q8")
     yield made
     made.shutdown()
 
 
 @pytest.fixture
-async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(service, ServerConfig())
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as made:
+async def client(service: Service) -> AsyncIterator[GlmClient]:
+    async with client_of(service) as made:
         yield made
 
 
-async def chat(client: httpx.AsyncClient, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    body = {"model": "glm", "messages": list(messages) or [USER], "temperature": 0, "max_tokens": 24} | fields
-    response = await client.post("/v1/chat/completions", json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+async def test_health_and_models(client: GlmClient) -> None:
+    assert (await client.http.get("/health")).status_code == 200
+    assert (await client.http.get("/v1/models")).json()["data"][0]["id"] == "glm"
 
 
-async def streamed(client: httpx.AsyncClient, **fields: Any) -> tuple[str, str]:
-    body = {"model": "glm", "messages": [USER], "temperature": 0, "max_tokens": 24, "stream": True} | fields
-    response = await client.post("/v1/chat/completions", json=body)
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    deltas = [chunk["choices"][0]["delta"] for chunk in map(json.loads, lines[:-1]) if chunk["choices"]]
-    texts = ("".join(d.get(key) or "" for d in deltas) for key in ("reasoning_content", "content"))
-    reasoning, content = texts
-    return reasoning, content
-
-
-async def test_health_and_models(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/health")).status_code == 200
-    assert (await client.get("/v1/models")).json()["data"][0]["id"] == "glm"
-
-
-async def test_it_starts_inside_its_reasoning_streamed_or_not(client: httpx.AsyncClient) -> None:
+async def test_it_starts_inside_its_reasoning_streamed_or_not(client: GlmClient) -> None:
     """Cases D1 and D5."""
-    answer = await chat(client)
-    message = answer["choices"][0]["message"]
-    assert message["reasoning_content"]
-    assert "<think>" not in message["reasoning_content"]
-    assert (message["reasoning_content"], message["content"] or "") == await streamed(client)
-    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    answer = await client.both()
+    assert answer.reasoning
+    assert "<think>" not in answer.reasoning
+    usage = (await client.chat())["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
-async def test_a_prompt_sent_again_is_reused_and_answered_alike(client: httpx.AsyncClient) -> None:
+async def test_a_prompt_sent_again_is_reused_and_answered_alike(client: GlmClient) -> None:
     """Cases K3 and K6."""
     long = {"role": "user", "content": "All the rivers of Norway, from north to south. " * 12}
-    first, second = [await chat(client, long) for _ in range(2)]
+    first, second = [await client.chat(long) for _ in range(2)]
     assert first["choices"] == second["choices"]
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached == (second["usage"]["prompt_tokens"] - 1) // 64 * 64 > 0
     edited = {"role": "user", "content": long["content"].replace("south", "north", 1)}
-    third = await chat(client, edited)
+    third = await client.chat(edited)
     assert third["usage"]["prompt_tokens_details"]["cached_tokens"] <= 64
 
 
-async def test_a_conversation_keeps_hitting_the_cache(client: httpx.AsyncClient) -> None:
+async def test_a_conversation_keeps_hitting_the_cache(client: GlmClient) -> None:
     """Case K4: unchanged settings, growing history with reasoning sent back."""
     messages = [{"role": "user", "content": "Tell me about the fjords. " * 8}]
     earlier = 0
     for turn in range(4):
-        answer = await chat(client, *messages, reasoning_effort="high")
+        answer = await client.chat(*messages, reasoning_effort="high")
         usage = answer["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         assert cached >= max(0, (earlier - 1) // 64 * 64), turn
@@ -159,20 +102,19 @@ async def test_effort_reaches_the_template(service: Service, effort: str, line: 
     assert prompt.starts_in_reasoning
 
 
-async def test_thinking_budget_closes_the_block(client: httpx.AsyncClient) -> None:
+async def test_thinking_budget_closes_the_block(client: GlmClient) -> None:
     """Case D8: the answer follows the forced end."""
-    answer = await chat(client, thinking_budget=5, max_tokens=40)
+    answer = await client.chat(thinking_budget=5, max_tokens=40)
     details = answer["usage"]["completion_tokens_details"]
     assert details["reasoning_tokens"] <= 5 + 4
     assert answer["choices"][0]["message"]["content"]
 
 
-async def test_required_and_named_calls_are_made(client: httpx.AsyncClient) -> None:
+async def test_required_and_named_calls_are_made(client: GlmClient) -> None:
     """Case C12: the grammar leaves random weights no choice but a valid call."""
     named = {"type": "function", "function": {"name": "get_weather"}}
     for choice in ("required", named):
-        answer = await chat(
-            client,
+        answer = await client.chat(
             tools=[WEATHER],
             tool_choice=choice,
             parallel_tool_calls=False,
@@ -187,7 +129,7 @@ async def test_required_and_named_calls_are_made(client: httpx.AsyncClient) -> N
         assert isinstance(arguments["days"], int)
 
 
-async def test_tool_results_and_null_content_in_the_history(client: httpx.AsyncClient) -> None:
+async def test_tool_results_and_null_content_in_the_history(client: GlmClient) -> None:
     """Cases C16, C18, D7, G1 and G2: each form of an earlier call gives the same prompt."""
     call = {
         "id": "c1",
@@ -196,7 +138,7 @@ async def test_tool_results_and_null_content_in_the_history(client: httpx.AsyncC
     }
     result = {"role": "tool", "tool_call_id": "c1", "content": "rain"}
     counts = {
-        (await chat(client, USER, {"role": "assistant", "tool_calls": [call], **content}, result))["usage"][
+        (await client.chat(USER, {"role": "assistant", "tool_calls": [call], **content}, result))["usage"][
             "prompt_tokens"
         ]
         for content in ({"content": None}, {"content": ""}, {})

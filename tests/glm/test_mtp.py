@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.glm5_next import modeling_glm5_next as oracle
 
 from tandem.cache.layout import PrefillLayout, RowsLayout
-from tandem.core.errors import ModelUnsupportedError
+from tandem.core.errors import ModelDamagedError, ModelUnsupportedError
 from tandem.loader.safetensors import SafetensorsSource
 from tandem.models.glm5_next.model import CacheSizes
 from tandem.models.glm5_next.mtp import MtpLayer, build_mtp
@@ -117,6 +117,16 @@ def test_the_converters_layer_guesses_from_trunk_states(tmp_path: Path) -> None:
     guesses = stage.head_logits(layer.forward_prefill(following, states, layout)[:31])
     assert guesses.shape == (31, spec.vocab_size)
     assert guesses.isfinite().all()
+
+
+def test_half_a_layer_is_refused_by_name(model: tuple[OracleMtp, Path]) -> None:
+    source = SafetensorsSource.open(model[1])
+    for gone in ("enorm.weight", "eh_proj.weight", "mlp.experts.3.up_proj.weight"):
+        headers = {
+            name: source.header(name) for name in source.names() if not name.endswith(f".{LAYERS}.{gone}")
+        }
+        with pytest.raises(ModelDamagedError, match=rf"lacks tensor .*layers\.{LAYERS}\.{gone}"):
+            footprint(read_spec(model[1]), headers, chunk_tokens=64, cache_dtype="fp16")
 
 
 def test_a_checkpoint_without_the_layer_is_refused_by_name(tmp_path: Path) -> None:

@@ -41,6 +41,17 @@ def test_prompt_sent_twice_recomputes_at_least_one_token(length: int, checkpoint
     assert third.finish.usage.cached_tokens == (length - 1) // CHUNK * CHUNK
 
 
+@pytest.mark.parametrize("length", [15, 16, 17, 64])
+def test_prompt_sent_twice_is_reused_though_all_checkpoints_are_taken(length: int) -> None:
+    """A prompt of whole chunks resumes one chunk before its end: that boundary is worth a number too."""
+    bench = Bench(make_limits(total_pages=200, state_checkpoints=3))
+    for other in range(4):
+        serve(bench, f"other {other}", prompt_of(10 + other, 40))
+    prompt = prompt_of(1, length)
+    serve(bench, "cold", prompt)
+    assert serve(bench, "warm", prompt).finish.usage.cached_tokens == (length - 1) // CHUNK * CHUNK
+
+
 @pytest.mark.parametrize("checkpoints", [0, 3, 20])
 def test_early_edit_resumes_before_the_first_differing_token(checkpoints: int) -> None:
     """Case K1: 20 edit positions, chunk and page edges with their neighbours among them."""

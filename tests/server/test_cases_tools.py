@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,6 +32,11 @@ def glm_call(name: str, **arguments: str) -> str:
 
 def hermes_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def written(template: str) -> tuple[Callable[..., str], str]:
+    """How a call is written for this template, and what comes before an answer."""
+    return (glm_call, "</think>") if template is GLM_TEMPLATE else (hermes_call, "")
 
 
 def arguments(call: dict[str, Any]) -> Any:
@@ -76,10 +82,12 @@ async def test_c2_calls_do_not_depend_on_chunk_boundaries(opens: Opens) -> None:
             assert joined.content == "Two."
 
 
-async def test_c4_ids_are_present_and_unique(opens: Opens) -> None:
-    text = hermes_call("get_weather", city="Oslo") + "\n" + hermes_call("get_weather", city="Rome")
+@pytest.mark.parametrize("template", [GLM_TEMPLATE, HERMES_TEMPLATE])
+async def test_c4_ids_are_present_and_unique(opens: Opens, template: str) -> None:
+    call, opening = written(template)
+    text = f"{opening}{call('get_weather', city='Oslo')}\n{call('get_weather', city='Rome')}"
     ids = []
-    async with opens({"weather": say(text)}, template=HERMES_TEMPLATE) as server:
+    async with opens({"weather": say(text)}, template=template) as server:
         for _ in range(5):
             ids += [call["id"] for call in (await server.stream("weather", tools=[WEATHER])).calls]
             message = (await server.choice("weather", tools=[WEATHER]))["message"]
@@ -169,8 +177,7 @@ async def test_c12_required_is_enforced(opens: Opens, template: str) -> None:
 
 @pytest.mark.parametrize("template", [GLM_TEMPLATE, HERMES_TEMPLATE])
 async def test_c13_none(opens: Opens, template: str) -> None:
-    call = glm_call if template is GLM_TEMPLATE else hermes_call
-    opening = "</think>" if template is GLM_TEMPLATE else ""
+    call, opening = written(template)
     text = f"{opening}Let me see. {call('get_weather', city='Oslo')}"
     async with opens({"weather": say(text)}, template=template) as server:
         joined = await server.both("weather", tools=[WEATHER], tool_choice="none")
@@ -178,6 +185,11 @@ async def test_c13_none(opens: Opens, template: str) -> None:
         assert joined.content.strip() == "Let me see."
         assert joined.reason == "stop"
         assert "get_weather" not in server.engine.prompts[-1]
+        messages = [{"role": "user", "content": "weather"}]
+        for choice in ("none", "auto"):
+            fields = {"messages": messages, "tools": [WEATHER], "tool_choice": choice}
+            shown = (await server.client.post("/tokenize", json=fields)).json()["prompt"]
+            assert ("get_weather" in shown) == (choice == "auto")
 
 
 async def test_c15_name_first_then_arguments_in_pieces(opens: Opens) -> None:
@@ -211,12 +223,14 @@ async def test_c16_arguments_in_the_history(opens: Opens, given: Any) -> None:
             await server.alive()
 
 
-async def test_c17_undeclared_tool_and_too_many_calls(opens: Opens) -> None:
+@pytest.mark.parametrize("template", [GLM_TEMPLATE, HERMES_TEMPLATE])
+async def test_c17_undeclared_tool_and_too_many_calls(opens: Opens, template: str) -> None:
+    call, opening = written(template)
     scripts = {
-        "undeclared": say(hermes_call("nope", x=1)),
-        "two": say(hermes_call("get_weather", city="Oslo") + hermes_call("get_weather", city="Rome")),
+        "undeclared": say(opening + call("nope", x="1")),
+        "two": say(opening + call("get_weather", city="Oslo") + call("get_weather", city="Rome")),
     }
-    async with opens(scripts, template=HERMES_TEMPLATE) as server:
+    async with opens(scripts, template=template) as server:
         undeclared = await server.both("undeclared", tools=[WEATHER])
         assert undeclared.done
         assert undeclared.calls == []

@@ -358,12 +358,18 @@ def shown_value(name: str, value: object) -> str:
 
 
 def _print_ready(service: Service, config: ServerConfig, url: str) -> None:
+    """The address and a command to copy; where the model has no template, why it cannot chat."""
     card = service.card
     key = ' -H "Authorization: Bearer $TANDEM_API_KEY"' if config.api_keys else ""
-    body = f'{{"model": "{card.id}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    unavailable = service.text.chat_unavailable
+    route = "completions" if unavailable else "chat/completions"
+    asked = '"prompt": "Hello"' if unavailable else '"messages": [{"role": "user", "content": "Hello!"}]'
     notices().print(
         f"Ready: {card.id}, {card.context_tokens:,} tokens of context, at {url}\n"
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+        f"  curl {url}/v1/{route}{key} -H 'Content-Type: application/json'"
+        f""" -d '{{"model": "{card.id}", {asked}}}'""",
         markup=False,
         soft_wrap=True,
     )
+    if unavailable:
+        notices().print(f"Chat is off: {unavailable}", markup=False, style="yellow", soft_wrap=True)

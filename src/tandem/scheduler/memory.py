@@ -103,10 +103,10 @@ class SequenceMemory:
     def checkpoint_for(self, sequence: Sequence, end: int) -> int | None:
         """A number to save the recurrent state at position ``end`` under, if that is worth one.
 
-        The prompt's last chunk boundary (where its next turn will resume) and a point where known
-        prompts part may displace an older checkpoint; other boundaries only take free numbers. So may
-        the boundaries of the output (``fast``), where each takes the place of the one before it: an
-        answer costs one number, however long it grows.
+        The prompt's last chunk boundary (where its next turn will resume), the last one before its last
+        token (where the same prompt will), and a point where known prompts part may displace an older
+        checkpoint; other boundaries only take free numbers. So may the boundaries of the output (``fast``),
+        where each takes the place of the one before it: an answer costs one number, however long it grows.
         """
         if not self._recurrent or not self.publishes(sequence, end) or not self._wants_state(sequence, end):
             return None
@@ -115,8 +115,15 @@ class SequenceMemory:
             in_output = sequence.node.depth * self._chunk_tokens > sequence.prompt_length
             moved = self.checkpoints.take_over(sequence.node) if in_output else None
             return self.checkpoints.allot(may_evict=True) if moved is None else moved
-        last_boundary = sequence.prompt_length // self._chunk_tokens * self._chunk_tokens
-        return self.checkpoints.allot(may_evict=end in (last_boundary, sequence.branch_tokens))
+        next_turn, again = (
+            tokens // self._chunk_tokens * self._chunk_tokens
+            for tokens in (sequence.prompt_length, sequence.prompt_length - 1)
+        )
+        # A single number is the next turn's: it could still be in flight when that boundary comes.
+        worth_one = end in (next_turn, sequence.branch_tokens) or (
+            end == again and self.checkpoints.count > 1
+        )
+        return self.checkpoints.allot(may_evict=worth_one)
 
     def _wants_state(self, sequence: Sequence, end: int) -> bool:
         """Whether the node that will stand for the chunk up to ``end`` can do with this sequence's state."""

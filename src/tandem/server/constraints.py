@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.errors import RequestError
-from tandem.server.schemas.chat import ChatRequest
+from tandem.server.schemas.chat import ChatFields
 from tandem.server.schemas.generation import GenerationFields
 from tandem.text.bundle import ConstraintSpec
 
@@ -27,7 +27,7 @@ class ToolPlan:
     parallel: bool = True
 
 
-def plan_tools(request: ChatRequest) -> ToolPlan:
+def plan_tools(request: ChatFields) -> ToolPlan:
     """Raises RequestError 400 for a choice that cannot be met. An empty ``tools`` is no tools."""
     tools = tuple(request.tools or ())
     choice = request.tool_choice

@@ -117,8 +117,9 @@ def mtp_parts(spec: Glm5NextSpec, names: Names) -> list[Part]:
 
 
 def has_mtp(spec: Glm5NextSpec, names: Names) -> bool:
-    """Whether the checkpoint brings the layer its config announces; converters may leave it out."""
-    return spec.mtp_layers > 0 and f"{names.layer(spec.num_layers)}.enorm.weight" in names.available
+    """Whether the checkpoint brings the layer its config announces; converters may leave out all of it."""
+    base = f"{names.layer(spec.num_layers)}."
+    return spec.mtp_layers > 0 and any(name.startswith(base) for name in names.available)
 
 
 def mlp_parts(spec: Glm5NextSpec, base: str, intermediate_size: int) -> list[Part]:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from tandem.api import Service
 from tandem.core.errors import RequestError
 from tandem.server.body import parse_json_object, read_body
+from tandem.server.constraints import plan_tools
 from tandem.server.context import ServerContext
 from tandem.server.openapi import describe
 from tandem.server.prepare import check_model, render_chat
@@ -45,7 +46,7 @@ def _tokenize(service: Service, body: bytes) -> dict[str, Any]:
     if "messages" in data:
         request = parse_request(body, TokenizeChatRequest)
         check_model(card, request.model)
-        prompt = render_chat(text, request, with_tools=True)
+        prompt = render_chat(text, request, with_tools=plan_tools(request).in_prompt)
         tokens = prompt.tokens
         answer["prompt"] = prompt.text
     else:

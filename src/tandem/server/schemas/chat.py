@@ -83,6 +83,8 @@ class ChatFields(GenerationFields):
 
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
@@ -105,8 +107,6 @@ class ChatFields(GenerationFields):
 class ChatRequest(ChatFields):
     logprobs: bool | None = None
     top_logprobs: Integer | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     thinking_budget: Integer | None = Field(
         default=None, ge=0, description="After so many reasoning tokens the answer begins."
     )
