@@ -68,6 +68,16 @@ def test_what_is_declared_is_allocated(whole: Path, cache: str, cut: int | None)
         assert stage.cache_bytes == declared_cache_bytes(found, layers, pages=7, slots=3)
 
 
+def test_decoding_reads_the_chosen_experts_alone(whole: Path) -> None:
+    spec, found = read_spec(whole), read_footprint(whole)
+    tensors = load_file(whole / "model.safetensors")
+    one_expert = sum(t.nbytes for name, t in tensors.items() if ".layers.4.mlp.experts.0." in name)
+    idle = (spec.num_experts - spec.experts_per_token) * one_expert * spec.layer_is_dense.count(False)
+    assert one_expert > 0
+    assert found.idle_expert_bytes == idle
+    assert found.decode_bytes == sum(found.layer_weight_bytes) - idle + found.head_bytes
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_exl3_weights_stay_packed(name: str, tmp_path: Path) -> None:
     folder = checkpoint_folder(name, tmp_path)

@@ -278,12 +278,6 @@ def _open_text(location: ModelLocation, options: LoadOptions) -> TextBundle:
     return opener(location.path, reasoning_format=options.reasoning_format, tool_format=options.tool_format)
 
 
-def _decode_bytes(footprint: ModelFootprint) -> int:
-    """What one decoded token reads of a dense model: every layer and the head, one row of the embedding."""
-    head = footprint.embedding_bytes if footprint.tied_head else 0
-    return sum(footprint.layer_weight_bytes) + footprint.head_bytes + head
-
-
 def _model_card(prepared: PreparedModel, weight_bytes: int) -> ModelCard:
     names = prepared.served_names
     return ModelCard(
@@ -291,7 +285,7 @@ def _model_card(prepared: PreparedModel, weight_bytes: int) -> ModelCard:
         created=int(time.time()),
         context_tokens=prepared.plan.context_tokens,
         aliases=names[1:],
-        bytes_per_token=_decode_bytes(prepared.footprint),
+        bytes_per_token=prepared.footprint.decode_bytes,
         details={
             "architecture": prepared.spec.architecture,
             "origin": prepared.location.origin,

@@ -63,12 +63,21 @@ class ModelFootprint:
     checkpoint_bytes: int = 0
     """Host memory of one checkpoint of the recurrent state, all layers; 0 for models without such state.
     Their prefixes can only be reused where a checkpoint lies."""
+    idle_expert_bytes: int = 0
+    """Of ``layer_weight_bytes``: experts that decoding one token does not choose, on average."""
     forbidden_cuts: tuple[int, ...] = ()
     """Layers that must lie on the card of the layer before them: no card may begin there."""
 
     @property
     def num_layers(self) -> int:
         return len(self.layer_weight_bytes)
+
+    @property
+    def decode_bytes(self) -> int:
+        """Weights that decoding one token reads: the layers without idle experts, and the head.
+        One row of the embedding is not counted."""
+        head = self.embedding_bytes if self.tied_head else 0
+        return sum(self.layer_weight_bytes) - self.idle_expert_bytes + self.head_bytes + head
 
 
 @dataclass(frozen=True, slots=True)

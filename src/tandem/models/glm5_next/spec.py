@@ -71,6 +71,7 @@ def footprint(
         workspace_bytes=_workspace_bytes(glm, chunk_tokens),
         native_context_tokens=glm.context_tokens,
         checkpoint_bytes=recurrent_shape(glm).checkpoint_bytes * glm.layer_is_mla.count(False),
+        idle_expert_bytes=_idle_expert_bytes(glm, names, headers),
         forbidden_cuts=forbidden_cuts(glm),
     )
 
@@ -101,6 +102,17 @@ def layer_cache(spec: Glm5NextSpec, layer: int, cache_format: LatentFormat) -> C
 
 def _bytes(parts: list[Part], headers: Mapping[str, TensorHeader]) -> int:
     return sum(part_bytes(part, headers) for part in parts)
+
+
+def _idle_expert_bytes(spec: Glm5NextSpec, names: Names, headers: Mapping[str, TensorHeader]) -> int:
+    """Experts beside the chosen ones; experts may differ in size, so it is the average over all choices."""
+    routed = 0
+    for layer in range(spec.num_layers):
+        if not spec.layer_is_dense[layer]:
+            experts = f"{names.layer(layer)}.mlp.experts."
+            parts = [part for part in layer_parts(spec, names, layer) if part.name.startswith(experts)]
+            routed += _bytes(parts, headers)
+    return routed * (spec.num_experts - spec.experts_per_token) // spec.num_experts
 
 
 def _workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int) -> int:
