@@ -28,7 +28,14 @@ def test_every_boolean_variable_can_be_switched_off(name: str, text: str, value:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("TANDEM_OFFLINE", "maybe"), ("HF_HUB_OFFLINE", "2"), ("TANDEM_LOG_LEVEL", "loud")]
+    ("name", "value"),
+    [
+        ("TANDEM_OFFLINE", "maybe"),
+        ("HF_HUB_OFFLINE", "2"),
+        ("TANDEM_LOG_LEVEL", "loud"),
+        ("HF_ENDPOINT", "mirror.example"),
+        ("HF_ENDPOINT", "http://:80"),
+    ],
 )
 def test_a_value_that_cannot_be_read_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=rf"{name}.*{value}"):

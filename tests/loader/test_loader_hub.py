@@ -116,8 +116,24 @@ def test_without_a_network_the_cache_serves(http: FakeHttp, tmp_path: Path) -> N
     online = ensure_hub_model(REPOSITORY, None, hub_options(http, tmp_path))
     gone = HubOptions(tmp_path / "hub", "http://127.0.0.1:9", False, Silent())
     assert ensure_hub_model(REPOSITORY, None, gone) == online
-    with pytest.raises(DownloadError, match="the hub cannot be reached"):
+    with pytest.raises(
+        DownloadError, match=r"cannot be reached at http://127\.0\.0\.1:9;.*refused"
+    ) as caught:
         ensure_hub_model("tiny-org/other", None, gone)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_can_be_none_is_said(http: FakeHttp, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"a--b/c is no name of the hub"):
+        ensure_hub_model("a--b/c", None, hub_options(http, tmp_path))
+
+
+@pytest.mark.parametrize("answer", [b"<html>please log in</html>", b"[]", b"{}"])
+def test_what_is_no_hub_is_said(http: FakeHttp, tmp_path: Path, answer: bytes) -> None:
+    """A login page or a proxy that answers in the hub's place."""
+    http.pages[f"/api/models/{REPOSITORY}/revision/main"] = lambda query: Reply(answer)
+    with pytest.raises(DownloadError, match=r"does not answer as a hub does.*HF_ENDPOINT"):
+        ensure_hub_model(REPOSITORY, None, hub_options(http, tmp_path))
 
 
 def test_main_without_weights_lists_the_branches(http: FakeHttp, tmp_path: Path) -> None:

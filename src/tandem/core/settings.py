@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tandem.core.errors import SettingsError
 from tandem.core.pip_config import PackageIndex, read_package_index
@@ -106,8 +107,23 @@ def read_environment(environ: dict[str, str] | None = None) -> Environment:
         log_level=level,
         package_index=read_package_index(env, home),
         hub_cache_dir=Path(env.get("HF_HUB_CACHE") or hub_home / "hub").expanduser(),
-        hub_endpoint=env.get("HF_ENDPOINT", "").rstrip("/") or None,
+        hub_endpoint=_hub_endpoint(env.get("HF_ENDPOINT", "").strip().rstrip("/")),
     )
+
+
+def _hub_endpoint(text: str) -> str | None:
+    if not text:
+        return None
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise SettingsError(
+            "HF_ENDPOINT must be an address", found=text, remedy="HF_ENDPOINT=https://mirror.example"
+        )
+    return text
 
 
 SERVE_PREFIX = "TANDEM_SERVE_"

@@ -71,9 +71,9 @@ def ensure_hub_model(repository: str, revision: str | None, options: HubOptions)
     api = HfApi(endpoint=options.endpoint)
     with reported_by_hub(repository, wanted, api):
         try:
-            info = api.model_info(repository, revision=wanted, files_metadata=True)
+            info = ask_hub(api, repository, wanted)
         except transport_error() as error:
-            return from_cache(repository, wanted, options, "the hub cannot be reached", error)
+            return from_cache(repository, wanted, options, unreachable(api), error)
         sizes = wanted_files(info, repository, wanted, api)
         blobs = options.cache_dir / f"models--{repository.replace('/', '--')}" / "blobs"
         missing = max(sum(sizes.values()) - _folder_bytes(blobs), 0)
@@ -111,10 +111,39 @@ def from_cache(
         partly = isinstance(error, IncompleteSnapshotError)
         raise DownloadError(
             f"{repository}@{revision} is not on this machine and {why}",
-            found="an unfinished download" if partly else f"nothing in {options.cache_dir}",
-            remedy=f"pull it once with a network: tandem models pull {repository}@{revision}",
+            found=("an unfinished download" if partly else f"nothing in {options.cache_dir}")
+            + (f" and {_first_line(cause)}" if cause else ""),
+            remedy=f"with a network: tandem models pull {repository}@{revision}"
+            + (" (a mirror is named by HF_ENDPOINT)" if cause else ""),
         ) from (cause or error)
     return HubModel(repository, Path(folder).name, Path(folder))
+
+
+def unreachable(api: HfApi) -> str:
+    return f"the hub cannot be reached at {api.endpoint}"
+
+
+def ask_hub(api: HfApi, repository: str, revision: str) -> ModelInfo:
+    """Commit and files of a model. Raises the library's own errors; ModelNotFoundError for a name that can be
+    none, DownloadError if what answers is no hub."""
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return api.model_info(repository, revision=revision, files_metadata=True)
+    except HFValidationError as error:
+        raise ModelNotFoundError(
+            f"{repository} is no name of the hub", found=_first_line(error), remedy="org/name[@revision]"
+        ) from error
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise DownloadError(
+            f"{api.endpoint} does not answer as a hub does",
+            found=_first_line(error),
+            remedy="check HF_ENDPOINT and the network: a login page or a proxy may answer in its place",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def wanted_files(info: ModelInfo, repository: str, revision: str, api: HfApi) -> dict[str, int]:
@@ -194,14 +223,14 @@ def reported_by_hub(repository: str, revision: str, api: HfApi) -> Iterator[None
     except (transport_error(), LocalEntryNotFoundError) as error:
         raise DownloadError(
             f"The download of {asked} broke off",
-            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            found=_first_line(error),
             remedy="run the command again to resume",
         ) from error
     except OSError as error:
         full = error.errno == errno.ENOSPC
         raise DownloadError(
             f"{asked} cannot be stored" if not full else f"The disk is full while downloading {asked}",
-            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            found=_first_line(error),
             remedy="free some space and run the command again to resume" if full else "run the command again",
         ) from error
 

@@ -14,9 +14,11 @@ from tandem.loader.hub import (
     DEFAULT_REVISION,
     HubModel,
     HubOptions,
+    ask_hub,
     from_cache,
     reported_by_hub,
     transport_error,
+    unreachable,
     wanted_files,
 )
 
@@ -50,9 +52,9 @@ def read_hub_headers(repository: str, revision: str | None, options: HubOptions)
     api = HfApi(endpoint=options.endpoint)
     with reported_by_hub(repository, wanted, api):
         try:
-            info = api.model_info(repository, revision=wanted, files_metadata=True)
+            info = ask_hub(api, repository, wanted)
         except transport_error() as error:
-            return from_cache(repository, wanted, options, "the hub cannot be reached", error)
+            return from_cache(repository, wanted, options, unreachable(api), error)
         sizes = wanted_files(info, repository, wanted, api)
         commit = info.sha or wanted
         if "config.json" not in sizes:
