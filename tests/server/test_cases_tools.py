@@ -251,7 +251,47 @@ async def test_c18_no_blank_content_beside_a_call(opens: Opens) -> None:
         assert (await server.stream("weather", tools=[WEATHER])).content.strip() == ""
 
 
-async def test_a_constraint_and_tools_exclude_each_other(server: StubServer) -> None:
-    fields = {"tools": [WEATHER], "response_format": {"type": "json_object"}}
+CITY = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+AS_CITY = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+
+
+@pytest.mark.parametrize("template", [GLM_TEMPLATE, HERMES_TEMPLATE])
+async def test_a_schema_beside_tools_leaves_the_choice_to_the_model(opens: Opens, template: str) -> None:
+    opening, call = ("</think>", glm_call) if template is GLM_TEMPLATE else ("", hermes_call)
+    said = {
+        "weather": say(opening + call("get_weather", city="Oslo")),
+        "count": say(opening + '{"answer": 42}'),
+        "prose": say(opening + "Well, let me think about it."),
+    }
+    async with opens(said, template=template) as server:
+        ask = server.both
+        fields = {"tools": [WEATHER], "response_format": AS_CITY, "max_tokens": 400}
+        called = await ask("weather", **fields)
+        assert [arguments(one) for one in called.calls] == [{"city": "Oslo"}]
+        assert (called.content or "", called.reason) == ("", "tool_calls")
+        answered = await ask("count", **fields)
+        assert json.loads(answered.content) == {"answer": 42}
+        assert (answered.calls, answered.reason) == ([], "stop")
+        forced = await ask("prose", **fields)
+        assert forced.calls or set(json.loads(forced.content)) == {"answer"}
+        never = await ask("weather", **fields, tool_choice="none")
+        assert (never.calls, set(json.loads(never.content))) == ([], {"answer"})
+        always = await ask("count", **fields, tool_choice="required")
+        assert (always.content or "", always.reason) == ("", "tool_calls")
+
+
+async def test_json_object_beside_tools(opens: Opens) -> None:
+    async with opens({"q": say('{"any": ["thing"]}')}, template=HERMES_TEMPLATE) as server:
+        fields = {"tools": [WEATHER], "response_format": {"type": "json_object"}, "max_tokens": 60}
+        assert json.loads((await server.both("q", **fields)).content) == {"any": ["thing"]}
+
+
+async def test_other_constraints_beside_tools_are_refused(server: StubServer) -> None:
+    fields = {"tools": [WEATHER], "guided_regex": "[a-z]+"}
     assert (await server.chat(**fields)).status_code == 400
     assert (await server.chat(**fields, tool_choice="none", max_tokens=40)).status_code == 200

@@ -90,6 +90,23 @@ def test_c11_c12_forced_calls_parse_and_validate(
             assert call["name"] != "get_time" or arguments == {}
 
 
+@pytest.mark.parametrize("name", ["glm", "chatml", "llama3_calls"])
+def test_beside_a_schema_an_answer_is_calls_or_json(request: pytest.FixtureRequest, name: str) -> None:
+    bundle: TextBundle = request.getfixturevalue(name)
+    spec = ConstraintSpec(kind="json_schema", json_schema=SCHEMA, tools=TOOLS)
+    kinds = set()
+    for seed in range(12):
+        tokens = walk(bundle, bundle.constraint(spec), seed, free_steps=12)
+        message = toy.feed(bundle.output_processor(OutputOptions(tools=TOOLS)), tokens)
+        kinds.add(message["finish"])
+        if message["finish"] == "tool_calls":
+            assert message["content"] == ""
+            assert all(isinstance(json.loads(call["arguments"]), dict) for call in message["calls"])
+        else:
+            jsonschema.validate(json.loads(message["content"]), SCHEMA)
+    assert kinds == {"tool_calls", "stop"}
+
+
 def test_parallel_calls_can_be_forbidden(chatml: TextBundle) -> None:
     spec = ConstraintSpec(kind="tools", tools=TOOLS, parallel_tool_calls=False)
     for seed in range(6):

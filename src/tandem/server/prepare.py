@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.api import ModelCard, Service
 from tandem.core.errors import ContextLengthError, RequestError
@@ -86,12 +86,12 @@ def prepare_chat(service: Service, config: ServerConfig, body: bytes) -> Prepare
     check_model(card, request.model)
     tools = plan_tools(request)
     constraint = output_constraint(request)
-    if constraint is not None and tools.in_prompt:
+    if constraint is not None and tools.in_prompt and constraint.kind not in ("json_object", "json_schema"):
         raise RequestError(
-            "A constraint on the output and tools exclude each other: the output could never be a call",
+            "Beside tools the output can be constrained to JSON alone",
             param=constraint.param,
             code="unsupported_parameter",
-            remedy='tool_choice "none", or no constraint',
+            remedy='tool_choice "none", response_format, or no constraint',
         )
     prompt = render_chat(text, request, with_tools=tools.in_prompt)
     if tools.required:
@@ -102,6 +102,8 @@ def prepare_chat(service: Service, config: ServerConfig, body: bytes) -> Prepare
             parallel_tool_calls=tools.parallel,
             param="tool_choice",
         )
+    elif constraint is not None and tools.in_prompt:
+        constraint = replace(constraint, tools=tools.declared, parallel_tool_calls=tools.parallel)
     budget = request.reasoning_budget_tokens
     if budget is None and (prompt.starts_in_reasoning or prompt.may_open_reasoning):
         budget = config.thinking_budget
@@ -121,18 +123,11 @@ def prepare_chat(service: Service, config: ServerConfig, body: bytes) -> Prepare
 
 
 def _within_reasoning(spec: ConstraintSpec, prompt: ChatPrompt, budget: int | None) -> ConstraintSpec:
-    return ConstraintSpec(
-        kind=spec.kind,
-        json_schema=spec.json_schema,
-        regex=spec.regex,
-        grammar=spec.grammar,
-        tools=spec.tools,
-        tool_name=spec.tool_name,
-        parallel_tool_calls=spec.parallel_tool_calls,
+    return replace(
+        spec,
         starts_in_reasoning=prompt.starts_in_reasoning,
         may_open_reasoning=prompt.may_open_reasoning,
         reasoning_budget_tokens=budget,
-        param=spec.param,
     )
 
 

@@ -146,15 +146,11 @@ class GrammarCompiler:
 
     def _source(self, spec: ConstraintSpec) -> str:
         after_reasoning = spec.starts_in_reasoning or spec.may_open_reasoning
-        lead = LEAD if after_reasoning else ""
-        if spec.kind == "json_object":
-            return _lark(f"start: {lead} json\njson: {lark_json({'type': 'object'})}")
-        if spec.kind == "json_schema":
-            schema = {} if spec.json_schema is None else spec.json_schema
-            check_size(schema)
-            if schema is False:
-                raise ValueError("the schema false allows nothing")
-            return _lark(f"start: {lead} json\njson: {lark_json(schema)}")
+        if spec.kind in ("json_object", "json_schema"):
+            json_rule = _json_rule(spec)
+            if spec.tools and self._tool_format is not None:
+                return self._tool_calls(spec, lead=after_reasoning, otherwise=json_rule)
+            return _lark(f"start: {LEAD if after_reasoning else ''} json\njson: {json_rule}")
         if spec.kind == "regex":
             check_size(spec.regex)
             return str(LLMatcher.grammar_from_regex(spec.regex or ""))
@@ -163,14 +159,25 @@ class GrammarCompiler:
             return _lark(any_to_lark(spec.grammar or ""))
         return self._tool_calls(spec, lead=after_reasoning)
 
-    def _tool_calls(self, spec: ConstraintSpec, *, lead: bool) -> str:
+    def _tool_calls(self, spec: ConstraintSpec, *, lead: bool, otherwise: str | None = None) -> str:
         if self._tool_format is None:
             raise ValueError("this model's chat template has no tool-call format")
         tools = _chosen(parse_tools(spec.tools), spec.tool_name)
         for tool in tools:
             check_size(dict(tool.parameters))
         single = spec.tool_name is not None or not spec.parallel_tool_calls
-        return _lark(calls_grammar(self._tool_format, tools, single=single, lead=lead))
+        grammar = calls_grammar(self._tool_format, tools, single=single, lead=lead, otherwise=otherwise)
+        return _lark(grammar)
+
+
+def _json_rule(spec: ConstraintSpec) -> str:
+    if spec.kind == "json_object":
+        return lark_json({"type": "object"})
+    schema = {} if spec.json_schema is None else spec.json_schema
+    check_size(schema)
+    if schema is False:
+        raise ValueError("the schema false allows nothing")
+    return lark_json(schema)
 
 
 def _lark(text: str) -> str:

@@ -56,7 +56,8 @@ class ConstraintSpec:
     grammar: str | None = None
     """For ``grammar``: Lark or GBNF text."""
     tools: tuple[dict[str, Any], ...] = field(default=())
-    """For ``tools``: the declared tools; at least one call must be made."""
+    """For ``tools``: the declared tools; at least one call must be made. For ``json_object`` and
+    ``json_schema``: the answer is JSON or else calls of these, if the model has a format for calls."""
     tool_name: str | None = None
     """For ``tools``: exactly this tool must be called, once."""
     parallel_tool_calls: bool = True

@@ -40,15 +40,25 @@ def lark_json(schema: Any, root: Any = None, *, lenient: bool = False) -> str:
     return f"%json {json.dumps({**definitions, **schema, 'x-guidance': options})}"
 
 
-def calls_grammar(tool_format: ToolFormat, tools: tuple[ToolSpec, ...], *, single: bool, lead: bool) -> str:
-    """At least one call of the given tools, exactly one if ``single``. ``lead`` allows blank lines first."""
+def calls_grammar(
+    tool_format: ToolFormat,
+    tools: tuple[ToolSpec, ...],
+    *,
+    single: bool,
+    lead: bool,
+    otherwise: str | None = None,
+) -> str:
+    """At least one call of the given tools, exactly one if ``single``; or ``otherwise``, another answer in
+    whole. ``lead`` allows blank lines first."""
     grammars = [tool_format.grammar(tool, f"call_{number}") for number, tool in enumerate(tools)]
     calls = "call" if single else f"call ({lark_string(tool_format.separator)}? call){{0,{MAX_CALLS - 1}}}"
     if not tool_format.separator and not single:
         calls = f"call call{{0,{MAX_CALLS - 1}}}"
     return "\n".join(
         [
-            f"start: {LEAD if lead else ''} {calls}",
+            f"start: {LEAD if lead else ''} {'calls' if otherwise is None else '(calls | otherwise)'}",
+            f"calls: {calls}",
+            *(() if otherwise is None else (f"otherwise: {otherwise}",)),
             f"call: {' | '.join(grammar.rule for grammar in grammars)}",
             *(grammar.text for grammar in grammars),
         ]
