@@ -12,6 +12,13 @@ from tandem.core.errors import ModelDamagedError
 def read_bytes(path: Path, offset_bytes: int, size_bytes: int, name: str) -> torch.Tensor:
     """uint8 [size_bytes]. Raises ModelDamagedError if the file ended or changed since it was opened."""
     buffer = torch.empty(size_bytes, dtype=torch.uint8)
+    read_into(buffer, path, offset_bytes, name)
+    return buffer
+
+
+def read_into(buffer: torch.Tensor, path: Path, offset_bytes: int, name: str) -> None:
+    """Fill ``buffer``, uint8 on the CPU. Raises as ``read_bytes`` does."""
+    size_bytes = buffer.numel()
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(offset_bytes)
@@ -30,4 +37,3 @@ def read_bytes(path: Path, offset_bytes: int, size_bytes: int, name: str) -> tor
             found=f"the file ends after {done:,} of its {size_bytes:,} bytes",
             remedy="download the file again",
         )
-    return buffer

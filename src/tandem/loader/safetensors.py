@@ -36,24 +36,19 @@ class SafetensorsSource:
         return self.checkpoint.entries.keys()
 
     def header(self, name: str) -> TensorHeader:
-        entry = self._entry(name)
+        entry = self.entry(name)
         return TensorHeader(entry.name, entry.dtype, entry.shape, entry.size_bytes)
 
     def read(self, name: str) -> torch.Tensor:
-        import torch
-
         from tandem.loader.raw import read_bytes
 
-        entry = self._entry(name)
-        if entry.dtype not in _TORCH_NAMES:
-            raise ModelUnsupportedError(
-                f"Tensor {name} has a type that cannot be read", found=entry.dtype, remedy="another version"
-            )
-        dtype: torch.dtype = getattr(torch, _TORCH_NAMES[entry.dtype])
+        entry = self.entry(name)
+        dtype = torch_dtype(entry)
         data = read_bytes(entry.path, entry.offset_bytes, entry.size_bytes, name)
         return data.view(dtype).reshape(entry.shape)
 
-    def _entry(self, name: str) -> TensorEntry:
+    def entry(self, name: str) -> TensorEntry:
+        """Where the tensor lies. Raises ModelDamagedError if the checkpoint does not hold it."""
         entry = self.checkpoint.entries.get(name)
         if entry is None:
             raise ModelDamagedError(
@@ -62,3 +57,15 @@ class SafetensorsSource:
                 remedy="config.json and weights may be of different models: download both from one revision",
             )
         return entry
+
+
+def torch_dtype(entry: TensorEntry) -> torch.dtype:
+    """Raises ModelUnsupportedError for a type that torch does not have."""
+    import torch
+
+    if entry.dtype not in _TORCH_NAMES:
+        raise ModelUnsupportedError(
+            f"Tensor {entry.name} has a type that cannot be read", found=entry.dtype, remedy="another version"
+        )
+    dtype: torch.dtype = getattr(torch, _TORCH_NAMES[entry.dtype])
+    return dtype
