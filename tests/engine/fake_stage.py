@@ -74,6 +74,10 @@ class FakeStage:
     def cache_bytes(self) -> int:
         return self.cache.nbytes + self.states.nbytes
 
+    @property
+    def working_bytes(self) -> int:
+        return 0
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         assert token_ids.device == self.device
         hidden = torch.zeros(token_ids.shape[0], WIDTH, device=self.device)

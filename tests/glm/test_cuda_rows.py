@@ -5,8 +5,6 @@ import torch
 
 from tandem.cache.layout import RowsLayout
 from tandem.models.glm5_next.cuda_rows import (
-    MAX_ROWS,
-    ROW_COUNTS,
     CapturedRows,
     RowsInput,
     RowsStep,
@@ -14,6 +12,7 @@ from tandem.models.glm5_next.cuda_rows import (
     bucket_of,
     cut_runs,
 )
+from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, ROW_COUNTS
 
 PAGES, ENTRIES, WIDTH = 50, 6, 3
 SPARE = Spare(slot=9, page=PAGES)

@@ -6,7 +6,7 @@ model. What cannot be sized (another weight format, tensor parallelism) is *unkn
 
 from __future__ import annotations
 
-from tandem.api.plan import GPU_CHUNK_TOKENS, GPU_PAGE_TOKENS, GPU_RUNTIME_BYTES
+from tandem.api.card_defaults import CUDA
 from tandem.core.errors import TandemError
 from tandem.core.plan import GIB, MIB, Card, format_bytes
 from tandem.planner.engines import (
@@ -91,7 +91,7 @@ def bit_widths(geometry: Geometry) -> BitWidths:
 
 def _ours(subject: FitSubject, model: ModelGeometry, bits: BitWidths, hardware: Hardware) -> FitReport:
     kv_format = subject.kv or "q8"
-    chunk = subject.chunk_tokens or GPU_CHUNK_TOKENS
+    chunk = subject.chunk_tokens or CUDA.chunk_tokens
     context = subject.request_tokens or subject.cache_tokens or model.context_tokens
     cards = tuple(Card("cuda", i, size) for i, size in enumerate(hardware.usable_bytes))
     drafter = subject.drafter if subject.drafter in {"none", "dflash2", "mtp"} else "none"
@@ -99,9 +99,9 @@ def _ours(subject: FitSubject, model: ModelGeometry, bits: BitWidths, hardware: 
         context_tokens=context,
         pool_tokens=subject.cache_tokens,
         max_slots=subject.slots or 1,
-        page_tokens=GPU_PAGE_TOKENS,
+        page_tokens=CUDA.page_tokens,
         chunk_tokens=chunk,
-        runtime_bytes=GPU_RUNTIME_BYTES,
+        runtime_bytes=CUDA.runtime_bytes,
         embedding_on_host=True,
         drafter_bytes=drafter_bytes(model, bits, drafter, subject.cache_tokens or context),
     )

@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.api.card_defaults import CardDefaults, defaults_for
+from tandem.api.cuda_cards import free_cuda_bytes
+from tandem.api.reading import reading
 from tandem.api.service import LoadState, ModelCard, Service
 from tandem.api.warm_up import warm_up
 from tandem.core.cards import CardKind, resolve_cards
-from tandem.core.errors import BudgetError, ModelDamagedError, ModelNotFoundError, ServeError, TandemError
+from tandem.core.errors import BudgetError, ModelDamagedError, ModelNotFoundError, TandemError
 from tandem.core.gguf import read_gguf_header
 from tandem.core.log import get_logger
 from tandem.core.machine import available_memory_bytes, usable_processors
@@ -39,15 +42,9 @@ _log = get_logger("api")
 
 FreeBytes = Callable[[CardKind, int], int]
 
-PAGE_TOKENS = 64
-CPU_CHUNK_TOKENS = 64
-"""Small chunks cost the CPU kernels nothing (1,024 tokens: 3.16 s of CPU in chunks of 64, 3.04 of 128), halve
-the wait of running streams behind a prompt, and leave 7 % of it to a repeated one (2 cores, 2026-11-30)."""
 STATE_CHECKPOINT_BYTES = GIB
 """Host memory for checkpoints of recurrent state: seven of GLM-5.3-Flash's 146 MiB."""
 MAX_STATE_CHECKPOINTS = 256
-CPU_RUNTIME_BYTES = 0
-"""A virtual card counts what its stage allocates; the process's own libraries belong to no card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +76,18 @@ def prepare_model(
     options.check()
     # Before anything is downloaded: a card that is not there is the cheapest thing to find out.
     measure = free_bytes or free_card_bytes
+    for card in options.cards:
+        if card.kind == "cuda":
+            measure(card.kind, card.index)
     cards = resolve_cards(options.cards, measure)
     location = resolve_model(options.model, environment, progress)
     spec, weights = open_checkpoint_of(location)
     text = _open_text(location, options)
-    chunk = options.chunk_tokens or CPU_CHUNK_TOKENS
+    usual = defaults_for(cards)
+    chunk = options.chunk_tokens or usual.chunk_tokens
     cache_format = options.cache_format or spec.default_cache_format
-    footprint = footprint_of(spec, weights, chunk, cache_format)
-    plan = place(footprint, cards, plan_request(options, chunk))
+    footprint = footprint_of(spec, weights, chunk, cache_format, usual.kind)
+    plan = place(footprint, cards, plan_request(options, chunk, usual))
     check_free_memory(plan, measure)
     return PreparedModel(location, spec, weights, text, footprint, plan, options, cache_format)
 
@@ -120,21 +121,16 @@ def open_checkpoint_of(location: ModelLocation) -> tuple[ModelSpec, TensorSource
 
 
 def footprint_of(
-    spec: ModelSpec, weights: TensorSource, chunk_tokens: int, cache_format: str
+    spec: ModelSpec, weights: TensorSource, chunk_tokens: int, cache_format: str, card_kind: CardKind = "cpu"
 ) -> ModelFootprint:
-    """Resident bytes from headers alone. Raises ModelDamagedError for missing or misshapen tensors."""
+    """Resident bytes from headers alone. Raises ModelDamagedError for missing or misshapen tensors, and
+    ModelUnsupportedError for those that this kind of card cannot compute.
+    """
     headers = {name: weights.header(name) for name in weights.names()}
     module = spec_module(spec.architecture)
-    return module.footprint(spec, headers, chunk_tokens=chunk_tokens, cache_dtype=cache_format)
-
-
-def checkpoint_footprint(
-    location: ModelLocation, chunk_tokens: int, cache_format: str | None
-) -> tuple[ModelFootprint, str]:
-    """``footprint_of`` a model on this machine, and the cache format it was counted with."""
-    spec, weights = open_checkpoint_of(location)
-    kept = cache_format or spec.default_cache_format
-    return footprint_of(spec, weights, chunk_tokens, kept), kept
+    return module.footprint(
+        spec, headers, chunk_tokens=chunk_tokens, cache_dtype=cache_format, card_kind=card_kind
+    )
 
 
 def read_config(folder: Path) -> Mapping[str, object]:
@@ -151,32 +147,23 @@ def read_config(folder: Path) -> Mapping[str, object]:
     return config
 
 
-def plan_request(options: LoadOptions, chunk_tokens: int) -> PlanRequest:
+def plan_request(options: LoadOptions, chunk_tokens: int, usual: CardDefaults) -> PlanRequest:
     """The planner's question for these options."""
     return PlanRequest(
         context_tokens=options.context_tokens,
         pool_tokens=options.pool_tokens,
         split=options.split,
         max_slots=options.max_running,
-        page_tokens=min(PAGE_TOKENS, chunk_tokens),
+        page_tokens=usual.page_tokens_of(chunk_tokens),
         chunk_tokens=chunk_tokens,
-        runtime_bytes=CPU_RUNTIME_BYTES,
+        runtime_bytes=usual.runtime_bytes,
+        spare=usual.spare,
     )
 
 
 def free_card_bytes(kind: CardKind, index: int) -> int:
-    """Free bytes of one CUDA card, or of this machine for CPU cards. Raises ServeError for a missing card."""
-    if kind == "cpu":
-        return available_memory_bytes()
-    import torch
-
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        raise ServeError(
-            f"Card cuda:{index} was asked for", found=f"{count} CUDA card(s)", remedy="--cards cpu:1"
-        )
-    free: int = torch.cuda.mem_get_info(index)[0]
-    return free
+    """Free bytes of one CUDA card, or of this machine for CPU cards. Raises ServeError for a missing one."""
+    return available_memory_bytes() if kind == "cpu" else free_cuda_bytes(index)
 
 
 def load_model(prepared: PreparedModel, service: Service) -> None:
@@ -193,19 +180,24 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
     stages = []
     for index, stage in enumerate(plan.stages):
         where = f"layers {stage.first_layer} to {stage.end_layer - 1} onto {stage.card.name}"
-        service.report(LoadState("loading", index / len(plan.stages), f"reading {where}"))
-        stages.append(
-            module.build_stage(
-                prepared.spec,
-                prepared.weights,
-                stage,
-                total_pages=plan.total_pages,
-                page_tokens=plan.page_tokens,
-                chunk_tokens=plan.chunk_tokens,
-                max_slots=plan.max_slots,
-                cache_dtype=prepared.cache_format,
+
+        def report(share: float, detail: str, before: int = index) -> None:
+            service.report(LoadState("loading", 0.95 * (before + share) / len(plan.stages), detail))
+
+        report(0.0, f"reading {where}")
+        with reading(prepared.weights, plan, stage, where, report) as weights:
+            stages.append(
+                module.build_stage(
+                    prepared.spec,
+                    weights,
+                    stage,
+                    total_pages=plan.total_pages,
+                    page_tokens=plan.page_tokens,
+                    chunk_tokens=plan.chunk_tokens,
+                    max_slots=plan.max_slots,
+                    cache_dtype=prepared.cache_format,
+                )
             )
-        )
     service.report(LoadState("loading", 0.95, "starting the engine"))
     engine = build_engine(
         stages,
@@ -223,18 +215,18 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
         engine.shutdown()
         raise
     scheduler = Scheduler(engine, scheduler_config(options, prepared.footprint))
-    weights = sum(stage.weight_bytes for stage in stages)
+    weight_bytes = sum(stage.weight_bytes for stage in stages)
     _log.info(
         "loaded %s in %.1f s: weights %s, cache %s, context %d tokens, on %s",
         prepared.location.name,
         time.perf_counter() - started,
-        format_bytes(weights),
+        format_bytes(weight_bytes),
         format_bytes(sum(stage.cache_bytes for stage in stages)),
         plan.context_tokens,
         ", ".join(stage.card.name for stage in plan.stages),
     )
     release_free_memory()
-    service.attach(_model_card(prepared, weights), prepared.text, scheduler)
+    service.attach(_model_card(prepared, weight_bytes), prepared.text, scheduler)
 
 
 def state_checkpoints(footprint: ModelFootprint, options: LoadOptions) -> int:

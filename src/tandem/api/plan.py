@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tandem.core.cards import CardKind
+from tandem.api.card_defaults import CUDA, CardDefaults, defaults_for
 from tandem.core.errors import SettingsError
-from tandem.core.plan import MIB, Card, ModelFootprint
+from tandem.core.plan import Card, ModelFootprint
 from tandem.core.progress import Silent
 from tandem.core.settings import Environment
 from tandem.planner.engines import drafter_bytes, tandem_footprint
 from tandem.planner.fit import FitReport, fit
 from tandem.planner.geometry import EXL3_3_05_BITS, GLM_5_3_FLASH, BitWidths, Geometry
 from tandem.planner.place import PlanRequest
-
-GPU_PAGE_TOKENS = 256
-GPU_CHUNK_TOKENS = 2048
-GPU_RUNTIME_BYTES = 700 * MIB
-"""Driver context and kernels of one card: 0.4 to 1.0 GiB on current drivers (an estimate until measured)."""
 
 KNOWN_MODELS: dict[str, tuple[Geometry, BitWidths]] = {"glm-5.3-flash": (GLM_5_3_FLASH, EXL3_3_05_BITS)}
 """Models that can be planned from their published dimensions alone."""
@@ -75,7 +70,7 @@ def answer_dimensions(
     """Plan a model nobody has to hold: from its dimensions. Raises SettingsError."""
     drafter_asked = question.drafter or "none"
     kv_format = question.kv_format or "q8"
-    chunk = question.chunk_tokens or GPU_CHUNK_TOKENS
+    chunk = question.chunk_tokens or CUDA.chunk_tokens
 
     def ask(kv: str, drafter: str, chunk_tokens: int) -> tuple[ModelFootprint, PlanRequest]:
         footprint = tandem_footprint(geometry, bits, kv_format=kv, chunk_tokens=chunk_tokens)
@@ -84,10 +79,10 @@ def answer_dimensions(
             context_tokens=question.context_tokens,
             pool_tokens=question.pool_tokens,
             max_slots=question.slots or 1,
-            page_tokens=GPU_PAGE_TOKENS,
+            page_tokens=CUDA.page_tokens,
             chunk_tokens=chunk_tokens,
             split=question.split,
-            runtime_bytes=GPU_RUNTIME_BYTES,
+            runtime_bytes=CUDA.runtime_bytes,
             embedding_on_host=True,
             drafter_bytes=drafter_bytes(geometry, bits, drafter, max(context, question.pool_tokens or 0)),
         )
@@ -106,36 +101,34 @@ def answer_dimensions(
 
 
 def _answer_checkpoint(question: PlanQuestion, environment: Environment) -> PlanAnswer:
-    from tandem.api.load import CPU_CHUNK_TOKENS, PAGE_TOKENS
-
     if question.drafter not in {None, "none"}:
         raise SettingsError(
             f"--drafter {question.drafter} is planned for known models only",
             found=question.model,
             remedy=f"one of {', '.join(KNOWN_MODELS)}, or --drafter none",
         )
-    kind: CardKind = question.cards[0].kind
-    on_gpu = kind == "cuda"
-    chunk = question.chunk_tokens or (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS)
-    footprint, kv_format, origin = _sized(question, chunk, environment)
+    usual = defaults_for(question.cards)
+    chunk = question.chunk_tokens or usual.chunk_tokens
+    footprint, kv_format, origin = _sized(question, chunk, usual, environment)
     context = question.context_tokens
     request = PlanRequest(
         context_tokens=context,
         max_slots=question.slots or 1,
-        page_tokens=min(GPU_PAGE_TOKENS if on_gpu else PAGE_TOKENS, chunk),
+        page_tokens=usual.page_tokens_of(chunk),
         chunk_tokens=chunk,
         split=question.split,
-        runtime_bytes=GPU_RUNTIME_BYTES if on_gpu else 0,
+        runtime_bytes=usual.runtime_bytes,
+        spare=usual.spare,
     )
     report = fit(footprint, question.cards, replace(request, context_tokens=context))
     return PlanAnswer(report, kv_format, f"tensor headers of {origin}", question.model)
 
 
 def _sized(
-    question: PlanQuestion, chunk_tokens: int, environment: Environment
+    question: PlanQuestion, chunk_tokens: int, usual: CardDefaults, environment: Environment
 ) -> tuple[ModelFootprint, str, str]:
     """Footprint, cache format and origin from headers alone; of a hub model no weights are fetched."""
-    from tandem.api.load import checkpoint_footprint
+    from tandem.api.load import footprint_of, open_checkpoint_of
     from tandem.loader.hub import HubModel, HubOptions
     from tandem.loader.remote_headers import read_hub_headers
     from tandem.loader.resolve import ModelLocation, hub_reference, resolve_model
@@ -150,8 +143,10 @@ def _sized(
             spec = spec_from_config(found.config)
             kept = question.kv_format or spec.default_cache_format
             footprint = spec_module(spec.architecture).footprint(
-                spec, found.headers, chunk_tokens=chunk_tokens, cache_dtype=kept
+                spec, found.headers, chunk_tokens=chunk_tokens, cache_dtype=kept, card_kind=usual.kind
             )
             return footprint, kept, f"{found.repository}@{found.revision}, read over the network"
         location = ModelLocation("folder", found.folder, found.repository, f"{found.name}, in the cache")
-    return (*checkpoint_footprint(location, chunk_tokens, question.kv_format), location.origin)
+    spec, weights = open_checkpoint_of(location)
+    kept = question.kv_format or spec.default_cache_format
+    return footprint_of(spec, weights, chunk_tokens, kept, usual.kind), kept, location.origin

@@ -57,7 +57,7 @@ class ModelFootprint:
     residual_bytes_per_token: int
     """What travels between stages."""
     workspace_bytes: int
-    """Scratch of one stage for one prefill chunk."""
+    """Scratch of one stage for one prefill chunk and, on CUDA cards, for steps."""
     native_context_tokens: int
     """The longest context the model was made for."""
     checkpoint_bytes: int = 0
@@ -65,6 +65,10 @@ class ModelFootprint:
     Their prefixes can only be reused where a checkpoint lies."""
     idle_expert_bytes: int = 0
     """Of ``layer_weight_bytes``: experts that decoding one token does not choose, on average."""
+    workspace_bytes_per_token: float = 0.0
+    """Scratch that grows with the pool: a chunk's and a step's rows score every token they may see."""
+    graph_bytes_per_layer: int = 0
+    """What captured steps take on a CUDA card."""
     forbidden_cuts: tuple[int, ...] = ()
     """Layers that must lie on the card of the layer before them: no card may begin there."""
 
@@ -86,7 +90,7 @@ class MemoryTerm:
 
     card: str
     name: str
-    """weights, embedding, head, kv_pages, states, workspace, transfer, runtime …"""
+    """weights, embedding, head, kv_pages, states, workspace, graphs, transfer, runtime …"""
     bytes: int
     quality: Quality = "exact"
 

@@ -57,11 +57,12 @@ class Stage:
         terms = [
             MemoryTerm(card, "weights", self.model.weight_bytes),
             MemoryTerm(card, "cache", self.model.cache_bytes),
+            MemoryTerm(card, "working", self.model.working_bytes),
             MemoryTerm(card, "layout", self.buffers.nbytes),
         ]
         if self.entrance is not None:
             terms.append(MemoryTerm(card, "transfer", self.entrance.nbytes))
-        return tuple(terms)
+        return tuple(term for term in terms if term.bytes)
 
     def start(self, owner: StageOwner, next_stage: Stage | None, threads: int) -> None:
         """Start the worker; ``next_stage`` None makes this the last stage, which samples."""

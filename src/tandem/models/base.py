@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from tandem.core.cards import CardKind
 from tandem.core.plan import ModelFootprint, StagePlan
 from tandem.loader.base import TensorHeader, TensorSource
 
@@ -65,6 +66,11 @@ class StageModel(Protocol):
         """Bytes allocated for pages, states and rings."""
         ...
 
+    @property
+    def working_bytes(self) -> int:
+        """Bytes held beside them as long as the stage lives: fixed buffers and captured steps."""
+        ...
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [R] -> fp32 [R, H]. Only on the stage with the embedding."""
         ...
@@ -106,9 +112,17 @@ class SpecModule(Protocol):
         ...
 
     def footprint(
-        self, spec: ModelSpec, headers: Mapping[str, TensorHeader], *, chunk_tokens: int, cache_dtype: str
+        self,
+        spec: ModelSpec,
+        headers: Mapping[str, TensorHeader],
+        *,
+        chunk_tokens: int,
+        cache_dtype: str,
+        card_kind: CardKind = "cpu",
     ) -> ModelFootprint:
-        """Bytes in memory, part by part. Raises ModelDamagedError for missing or misshapen tensors."""
+        """Bytes in memory, part by part. Raises ModelDamagedError for missing or misshapen tensors, and
+        ModelUnsupportedError for those that a model with kernels for this kind of card cannot compute.
+        """
         ...
 
 

@@ -3,7 +3,8 @@
 A card's bytes are the sum of its terms (DESIGN §7)::
 
     weights of its layers + embedding? + head? + pages · bytes per token of its layers
-        + slots · state bytes of its layers + workspace of one chunk + transfer buffers + runtime
+        + slots · state bytes of its layers + workspace of one chunk + captured graphs
+        + transfer buffers + runtime
 
 Layers stay in order, so a placement is a list of cuts. The best one leaves the tightest card the most room;
 it is found exactly, by dynamic programming over (card, first layer not yet placed).
@@ -34,6 +35,8 @@ class PlanRequest:
     """Per card: driver context, allocator slack, code."""
     transfer_buffers: int = 2
     """Chunks of residual streams buffered at a stage's entrance."""
+    spare: int = 0
+    """Slots, and pages, beyond those of sequences."""
     embedding_on_host: bool = False
     drafter_bytes: int = 0
     """On the card of the head, whose logits the drafter shares."""
@@ -136,9 +139,10 @@ def stage_terms(
     layers = range(stage.first_layer, stage.end_layer)
     name = stage.card.name
     tokens = pages * request.page_tokens
+    kept_tokens, slots = _kept(request, pages)
     weights = sum(footprint.layer_weight_bytes[i] for i in layers)
-    kv = sum(footprint.layer_cache[i].bytes_per_token for i in layers) * tokens
-    states = sum(footprint.layer_cache[i].bytes_per_sequence for i in layers) * request.max_slots
+    kv = sum(footprint.layer_cache[i].bytes_per_token for i in layers) * kept_tokens
+    states = sum(footprint.layer_cache[i].bytes_per_sequence for i in layers) * slots
     terms = [MemoryTerm(name, "weights", weights), MemoryTerm(name, "kv_pages", round(kv))]
     if states:
         terms.append(MemoryTerm(name, "states", states))
@@ -148,13 +152,21 @@ def stage_terms(
     if stage.has_head:
         terms.append(MemoryTerm(name, "head", footprint.head_bytes))
         terms.append(MemoryTerm(name, "drafter", request.drafter_bytes))
-    terms.append(MemoryTerm(name, "workspace", footprint.workspace_bytes, "estimated"))
+    workspace = footprint.workspace_bytes + round(footprint.workspace_bytes_per_token * tokens)
+    terms.append(MemoryTerm(name, "workspace", workspace, "estimated"))
+    graphs = footprint.graph_bytes_per_layer * len(layers)
+    terms.append(MemoryTerm(name, "graphs", graphs, "estimated"))
     if num_cards > 1:
         chunk_bytes = footprint.residual_bytes_per_token * request.chunk_tokens
         terms.append(MemoryTerm(name, "transfer", chunk_bytes * request.transfer_buffers))
     if request.runtime_bytes:
         terms.append(MemoryTerm(name, "runtime", request.runtime_bytes, "estimated"))
     return [term for term in terms if term.bytes]
+
+
+def _kept(request: PlanRequest, pages: int) -> tuple[int, int]:
+    """Tokens and slots that caches hold, spare ones included."""
+    return (pages + request.spare) * request.page_tokens, request.max_slots + request.spare
 
 
 def _manual_cuts(
@@ -190,12 +202,12 @@ def _best_cuts(
     """Cuts that maximise the smallest share of room left on any card."""
     num_layers, num_cards = footprint.num_layers, len(cards)
     allowed = _allowed_cuts(footprint)
-    tokens = pages * request.page_tokens
+    tokens, slots = _kept(request, pages)
     # Prefix sums make a card's bytes a difference: levers ask for thousands of placements a second.
     held = [0.0]
     for weights, cache in zip(footprint.layer_weight_bytes, footprint.layer_cache, strict=True):
-        layer_bytes = cache.bytes_per_token * tokens + cache.bytes_per_sequence * request.max_slots
-        held.append(held[-1] + weights + layer_bytes)
+        layer_bytes = cache.bytes_per_token * tokens + cache.bytes_per_sequence * slots
+        held.append(held[-1] + weights + layer_bytes + footprint.graph_bytes_per_layer)
     fixed = [
         sum(term.bytes for term in stage_terms(footprint, empty, request, pages, num_cards=num_cards))
         for empty in (

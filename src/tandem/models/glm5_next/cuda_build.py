@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from tandem.cache.sizes import check_page_tokens
 from tandem.core.errors import ModelUnsupportedError
 from tandem.core.log import get_logger
 from tandem.core.plan import StagePlan, format_bytes
@@ -22,13 +23,8 @@ from tandem.models.glm5_next.cuda_head import HeadProgram, HeadStep
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
 from tandem.models.glm5_next.cuda_model import CudaStage
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
-from tandem.models.glm5_next.cuda_rows import (
-    ROW_COUNTS,
-    CapturedRows,
-    RowsInput,
-    RowsStep,
-    Spare,
-)
+from tandem.models.glm5_next.cuda_rows import CapturedRows, RowsInput, RowsStep, Spare
+from tandem.models.glm5_next.cuda_sizes import ROW_COUNTS
 from tandem.models.glm5_next.cuda_stage import (
     CacheRoom,
     DeviceStage,
@@ -63,14 +59,16 @@ def build_cuda_stage(
     tensor that is not whole.
     """
     eight_bit = cache_is_eight_bit(cache_dtype)
-    check_dimensions(spec, page_tokens)
+    check_dimensions(spec)
+    check_page_tokens(page_tokens, spec.index_kpool)
     device = torch.device("cuda", stage.card.index)
     with torch.cuda.device(device):
         reader = DeviceReader(weights, device)
-        check_formats(spec, reader.headers, stage)
+        layers = range(stage.first_layer, stage.end_layer)
+        check_formats(spec, reader.headers, layers, has_head=stage.has_head)
         room = CacheRoom(total_pages, page_tokens, max_slots, total_pages, eight_bit)
         try:
-            loaded = load_stage(spec, reader, room, device, range(stage.first_layer, stage.end_layer))
+            loaded = load_stage(spec, reader, room, device, layers)
         except ValueError as error:
             raise ModelUnsupportedError(
                 "These weights cannot be multiplied on a CUDA card", found=str(error), remedy="--cards cpu:1"

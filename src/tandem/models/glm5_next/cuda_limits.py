@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tandem.core.errors import ModelUnsupportedError, SettingsError
-from tandem.core.plan import StagePlan
 from tandem.loader.base import TensorHeader
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.tensors import (
@@ -38,9 +37,9 @@ def cache_is_eight_bit(cache_format: str) -> bool:
     return _CACHE_FORMATS[cache_format]
 
 
-def check_dimensions(spec: Glm5NextSpec, page_tokens: int) -> None:
+def check_dimensions(spec: Glm5NextSpec) -> None:
     """Raises ModelUnsupportedError naming the first dimension that the kernels were not written for."""
-    for name, found, wanted in _unmet(spec, page_tokens):
+    for name, found, wanted in _unmet(spec):
         raise ModelUnsupportedError(
             f"This model's {name} cannot be computed on a CUDA card",
             found=str(found),
@@ -48,7 +47,7 @@ def check_dimensions(spec: Glm5NextSpec, page_tokens: int) -> None:
         )
 
 
-def _unmet(spec: Glm5NextSpec, page_tokens: int) -> Iterator[tuple[str, object, str]]:
+def _unmet(spec: Glm5NextSpec) -> Iterator[tuple[str, object, str]]:
     exact = (
         ("residual streams", spec.streams, 4),
         ("convolution taps", spec.conv_taps, 4),
@@ -74,14 +73,14 @@ def _unmet(spec: Glm5NextSpec, page_tokens: int) -> Iterator[tuple[str, object, 
         yield "number of experts", f"{spec.experts_per_token} of {spec.num_experts}", "14 of 1023 at most"
     if any(spec.layer_shares_selection):
         yield "selection shared between layers", "shared", "an indexer in every MLA layer"
-    if page_tokens % spec.index_kpool:
-        yield "pages", f"{page_tokens} tokens", f"pages of a multiple of {spec.index_kpool}"
 
 
-def check_formats(spec: Glm5NextSpec, headers: Mapping[str, TensorHeader], stage: StagePlan) -> None:
-    """Raises ModelUnsupportedError naming a matrix of the stage that is EXL3 and must not be."""
+def check_formats(
+    spec: Glm5NextSpec, headers: Mapping[str, TensorHeader], layers: range, *, has_head: bool
+) -> None:
+    """Raises ModelUnsupportedError naming a matrix that is EXL3 and must not be."""
     names = Names.of(headers)
-    for part in _parts(spec, names, stage):
+    for part in _parts(spec, names, layers, has_head=has_head):
         plain = isinstance(part, Matrix) and part.name.rpartition(".")[2] in _PLAIN
         if plain and is_exl3(part.name, headers):
             raise ModelUnsupportedError(
@@ -91,8 +90,8 @@ def check_formats(spec: Glm5NextSpec, headers: Mapping[str, TensorHeader], stage
             )
 
 
-def _parts(spec: Glm5NextSpec, names: Names, stage: StagePlan) -> Iterator[Part]:
-    for layer in range(stage.first_layer, stage.end_layer):
+def _parts(spec: Glm5NextSpec, names: Names, layers: range, *, has_head: bool) -> Iterator[Part]:
+    for layer in layers:
         yield from layer_parts(spec, names, layer)
-    if stage.has_head:
+    if has_head:
         yield from head_parts(spec, names)

@@ -10,7 +10,8 @@ from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.models.glm5_next.cuda_head import HeadStep
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
-from tandem.models.glm5_next.cuda_rows import MAX_ROWS, CapturedRows, bucket_of
+from tandem.models.glm5_next.cuda_rows import CapturedRows, bucket_of
+from tandem.models.glm5_next.cuda_sizes import MAX_ROWS
 from tandem.models.glm5_next.cuda_stage import DeviceStage
 from tandem.models.glm5_next.cuda_state import SlotStates
 

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.cache.layout import RowsLayout
-
-MAX_ROWS = 16
-ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
-"""A padding row meets experts of its own and costs as much as any other: frequent counts have no padding."""
+from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, ROW_COUNTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from tandem.kernels.mla.cuda import DeviceCache, MlaRows
 from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
 from tandem.kernels.moe.cuda import Router, Routing
 from tandem.models.glm5_next.cuda_head import DeviceHead, HeadProgram
-from tandem.models.glm5_next.cuda_rows import MAX_ROWS, RowsInput
+from tandem.models.glm5_next.cuda_rows import RowsInput
+from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, PART_TOKENS
 from tandem.models.glm5_next.cuda_weights import DeviceReader, KdaTensors, MlaTensors, MlpTensors
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 
-PART_TOKENS = 64
 _BLOCK_HEADS = 16
 
 

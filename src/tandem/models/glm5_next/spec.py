@@ -13,12 +13,19 @@ from tandem.cache.sizes import (
     pooled_bytes_per_token,
     ring_bytes,
 )
+from tandem.core.cards import CardKind
 from tandem.core.errors import ModelUnsupportedError
 from tandem.core.log import get_logger
 from tandem.core.plan import CacheSpec, ModelFootprint, format_bytes
 from tandem.loader.base import TensorHeader
 from tandem.models.base import ModelSpec
 from tandem.models.glm5_next.config import from_config
+from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
+from tandem.models.glm5_next.cuda_sizes import (
+    GRAPH_BYTES_PER_LAYER,
+    workspace_bytes,
+    workspace_bytes_per_token,
+)
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.tensors import (
     Names,
@@ -45,12 +52,18 @@ def from_gguf(metadata: Mapping[str, object]) -> Glm5NextSpec:
 
 
 def footprint(
-    spec: ModelSpec, headers: Mapping[str, TensorHeader], *, chunk_tokens: int, cache_dtype: str
+    spec: ModelSpec,
+    headers: Mapping[str, TensorHeader],
+    *,
+    chunk_tokens: int,
+    cache_dtype: str,
+    card_kind: CardKind = "cpu",
 ) -> ModelFootprint:
     """Bytes in memory, part by part; ``cache_dtype`` is fp32, fp16 or q8. The MTP layer is not counted.
 
-    Raises ModelDamagedError (tensors missing, misshapen, rounded or not explained by the config) or
-    SettingsError (cache format). Tensors for pictures are skipped with a notice.
+    Raises ModelDamagedError (tensors missing, misshapen, rounded or not explained by the config),
+    SettingsError (a cache format that this kind of card does not keep) or ModelUnsupportedError (dimensions
+    or weights that CUDA kernels cannot compute). Tensors for pictures are skipped with a notice.
     """
     glm = cast(Glm5NextSpec, spec)
     names = Names.of(headers)
@@ -60,6 +73,11 @@ def footprint(
         _log.info("%d vision tensors (%s) are skipped: this build reads text only", len(vision), size)
     cache_format = check_format(cache_dtype)
     layers = range(glm.num_layers)
+    on_cuda = card_kind == "cuda"
+    if on_cuda:
+        cache_is_eight_bit(cache_dtype)
+        check_dimensions(glm)
+        check_formats(glm, headers, layers, has_head=True)
     return ModelFootprint(
         architecture=glm.architecture,
         layer_weight_bytes=tuple(_bytes(layer_parts(glm, names, i), headers) for i in layers),
@@ -68,7 +86,9 @@ def footprint(
         tied_head=False,
         layer_cache=tuple(layer_cache(glm, i, cache_format) for i in layers),
         residual_bytes_per_token=4 * glm.residual_width,
-        workspace_bytes=_workspace_bytes(glm, chunk_tokens),
+        workspace_bytes=(workspace_bytes if on_cuda else _workspace_bytes)(glm, chunk_tokens),
+        workspace_bytes_per_token=workspace_bytes_per_token(glm, chunk_tokens) if on_cuda else 0.0,
+        graph_bytes_per_layer=GRAPH_BYTES_PER_LAYER if on_cuda else 0,
         native_context_tokens=glm.context_tokens,
         checkpoint_bytes=recurrent_shape(glm).checkpoint_bytes * glm.layer_is_mla.count(False),
         idle_expert_bytes=_idle_expert_bytes(glm, names, headers),

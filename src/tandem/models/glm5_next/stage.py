@@ -58,6 +58,10 @@ class Glm5NextStage:
     def cache_bytes(self) -> int:
         return self._cache_bytes
 
+    @property
+    def working_bytes(self) -> int:
+        return 0
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Every stream starts as the token's embedding: int64 [R] → [R, S·D]."""
         assert self._embedding is not None, "only the stage with the embedding embeds"

@@ -14,6 +14,7 @@ import torch
 
 from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.cache.paged import PagedCache, PagedSpec
+from tandem.core.errors import ModelUnsupportedError
 from tandem.core.plan import StagePlan
 from tandem.kernels.jit import parallel_region
 from tandem.kernels.rope import cpu as rope
@@ -81,6 +82,10 @@ class LlamaStage:
     def cache_bytes(self) -> int:
         return self.cache.cache_bytes
 
+    @property
+    def working_bytes(self) -> int:
+        return 0
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         assert self.embedding is not None, "this stage has no embedding"
         return torch.from_numpy(self.embedding.forward(token_ids.numpy()))
@@ -139,10 +144,17 @@ def build_stage(
 ) -> LlamaStage:
     """Read the stage's tensors and reserve its pages.
 
-    Raises ModelDamagedError or ModelUnsupportedError naming the tensor, SettingsError for the cache format.
+    Raises ModelDamagedError or ModelUnsupportedError naming the tensor, SettingsError for the cache format,
+    ModelUnsupportedError for a CUDA card.
     ``chunk_tokens`` and ``max_slots`` set no size here: the kernels take any number of rows.
     """
     llama = cast(LlamaSpec, spec)
+    if stage.card.kind == "cuda":
+        raise ModelUnsupportedError(
+            f"{llama.architecture} is computed on CPU cards only",
+            found=f"layers on {stage.card.name}",
+            remedy="--cards cpu:1",
+        )
     cache_spec = PagedSpec(llama.kv_heads, llama.head_dim, page_tokens, cache_dtype)
     cache = PagedCache(cache_spec, stage.end_layer - stage.first_layer, total_pages)
     return LlamaStage(LayerReader(llama, weights), stage, cache)

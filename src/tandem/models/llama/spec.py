@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from tandem.cache.paged import PagedSpec
+from tandem.core.cards import CardKind
 from tandem.core.plan import ModelFootprint
 from tandem.loader.base import TensorHeader
 from tandem.models.base import ModelSpec
@@ -28,9 +29,14 @@ _SMALLEST_PAGE_TOKENS = 16
 
 
 def footprint(
-    spec: ModelSpec, headers: Mapping[str, TensorHeader], *, chunk_tokens: int, cache_dtype: str
+    spec: ModelSpec,
+    headers: Mapping[str, TensorHeader],
+    *,
+    chunk_tokens: int,
+    cache_dtype: str,
+    card_kind: CardKind = "cpu",
 ) -> ModelFootprint:
-    """Bytes in memory, part by part; ``cache_dtype`` is fp32 or fp16.
+    """Bytes in memory, part by part, the same on every kind of card; ``cache_dtype`` is fp32 or fp16.
 
     Raises ModelDamagedError (tensors missing or misshapen), ModelUnsupportedError (tensor types or extra
     tensors) or SettingsError (cache format).
