@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.core.plan import Card, MemoryTerm, Plan, StagePlan
 from tandem.core.requests import Finish, FinishReason, GenerationRequest, SamplingParams, TokenOutput
 from tandem.engine.build import build_engine
@@ -136,3 +137,52 @@ class Serving:
         self._sent += 1
         self.scheduler.submit(GenerationRequest(str(self._sent), tuple(prompt), GREEDY, max_tokens), answer)
         return answer
+
+
+def logits_of(
+    kind: Literal["cpu", "cuda"],
+    spec: Glm5NextSpec,
+    source: TensorSource,
+    cache: str,
+    tokens: Sequence[int],
+    prompt: int = 100,
+) -> torch.Tensor:
+    """fp32 [T, V]: a prompt in chunks, the rest in steps of 1 to 7 rows."""
+    plan = plan_of(spec, (), kind)
+    stage = build_stage(
+        spec,
+        source,
+        plan.stages[0],
+        total_pages=PAGES,
+        page_tokens=PAGE_TOKENS,
+        chunk_tokens=CHUNK,
+        max_slots=SLOTS,
+        cache_dtype=cache,
+    )
+    device = "cuda" if kind == "cuda" else "cpu"
+    # Pages of a whole number of chunks, and not in order.
+    table = torch.randperm(PAGES, generator=torch.Generator().manual_seed(2))[:64].int().to(device)
+    parts = []
+    with torch.inference_mode():
+        for start in range(0, prompt, CHUNK):
+            length = min(CHUNK, prompt - start)
+            ids = torch.tensor([*tokens[start : start + length], *[0] * (CHUNK - length)], device=device)
+            layout = PrefillLayout(2, start, length, CHUNK, table, ids)
+            hidden = stage.forward_prefill(stage.embed(ids), layout)
+            parts.append(stage.logits(hidden[:length].contiguous()).cpu().clone())
+        position, rows = prompt, 0
+        while position < len(tokens):
+            rows = min(rows % 7 + 1, len(tokens) - position)
+            positions = torch.arange(position, position + rows, dtype=torch.int32, device=device)
+            layout = RowsLayout(
+                torch.tensor(tokens[position : position + rows], device=device),
+                positions,
+                torch.zeros_like(positions),
+                torch.tensor([0, rows], dtype=torch.int32, device=device),
+                torch.tensor([2], dtype=torch.int32, device=device),
+                table[None],
+            )
+            hidden = stage.forward_rows(stage.embed(layout.token_ids), layout)
+            parts.append(stage.logits(hidden).cpu().clone())
+            position += rows
+    return torch.cat(parts)

@@ -6,18 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from tests.gpu.cards import NEEDS_CARD
-from tests.gpu.engine_rig import CHUNK, GREEDY, PAGE_TOKENS, PAGES, SLOTS, Serving, plan_of
+from tests.gpu.engine_rig import CHUNK, GREEDY, Serving, logits_of
 from tests.gpu.test_glm_rows import tokens_of
 
-from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.core.batch import Batch, Run, RunKind, SequenceSpec
-from tandem.models.glm5_next.dimensions import Glm5NextSpec
-from tandem.models.glm5_next.model import build_stage
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
 from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
 
-pytestmark = NEEDS_CARD
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 PROMPTS = [tokens_of(seed, length) for seed, length in enumerate((5, 64, 70, 129, 200, 33, 300, 17))]
 
 
@@ -111,48 +107,9 @@ def test_logits_equal_the_cpus(cache):
     """A prompt's chunks and the rows after it. Every expert is chosen, so that no tie of the router flips."""
     spec = dataclasses.replace(SMALL, num_experts=4)
     tokens = tokens_of(50, 130)
-    found, expected = (logits_of(kind, spec, cache, tokens) for kind in ("cuda", "cpu"))
+    source = RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu"))
+    found, expected = (logits_of(kind, spec, source, cache, tokens) for kind in ("cuda", "cpu"))
     error = (found - expected).norm(dim=1) / expected.norm(dim=1)
     print(cache, [f"{float(e):.1e}" for e in error])
     assert error[:60].median() < (1e-2 if cache == "fp16" else 3e-2)
     assert error.median() < 3e-2
-
-
-def logits_of(kind: str, spec: Glm5NextSpec, cache: str, tokens: list[int]) -> torch.Tensor:
-    """fp32 [T, V]: a prompt of 100 in two chunks, the rest in steps of 1 to 7 rows."""
-    plan = plan_of(spec, (), kind)
-    stage = build_stage(
-        spec,
-        RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu")),
-        plan.stages[0],
-        total_pages=PAGES,
-        page_tokens=PAGE_TOKENS,
-        chunk_tokens=CHUNK,
-        max_slots=SLOTS,
-        cache_dtype=cache,
-    )
-    device = "cuda" if kind == "cuda" else "cpu"
-    table = torch.arange(100, 116, dtype=torch.int32, device=device)
-    parts = []
-    with torch.inference_mode():
-        for start, end in ((0, 64), (64, 100)):
-            ids = torch.tensor([*tokens[start:end], *[0] * (CHUNK - end + start)], device=device)
-            layout = PrefillLayout(2, start, end - start, CHUNK, table, ids)
-            hidden = stage.forward_prefill(stage.embed(ids), layout)
-            parts.append(stage.logits(hidden[: end - start]).cpu().clone())
-        position = 100
-        for rows in (1, 2, 3, 4, 6, 7, 7):
-            ints = torch.arange(position, position + rows, dtype=torch.int32, device=device)
-            zeros = torch.zeros_like(ints)
-            layout = RowsLayout(
-                torch.tensor(tokens[position : position + rows], device=device),
-                ints,
-                zeros,
-                torch.tensor([0, rows], dtype=torch.int32, device=device),
-                torch.tensor([2], dtype=torch.int32, device=device),
-                table[None],
-            )
-            hidden = stage.forward_rows(stage.embed(layout.token_ids), layout)
-            parts.append(stage.logits(hidden).cpu().clone())
-            position += rows
-    return torch.cat(parts)

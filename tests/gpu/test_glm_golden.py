@@ -1,0 +1,66 @@
+"""The committed EXL3 checkpoints on a card: the converter's own program, the CPU's path, and sameness."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.glm.checkpoints import DATA, MODELS, checkpoint_folder
+from tests.gpu.engine_rig import Serving, logits_of
+
+from tandem.loader.device import DeviceSource
+from tandem.loader.safetensors import SafetensorsSource
+from tandem.models.glm5_next.config import from_config
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+REFERENCE = load_file(DATA / "exllamav3_logits.safetensors")
+IDS = REFERENCE["ids"].flatten().tolist()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request, tmp_path_factory):
+    folder = checkpoint_folder(request.param, tmp_path_factory.mktemp("exl3"))
+    return request.param, from_config(json.loads((folder / "config.json").read_text())), folder
+
+
+def error(found, expected):
+    return (found - expected).norm(dim=1) / expected.norm(dim=1)
+
+
+def test_against_the_converters_own_program_and_the_cpus_path(checkpoint):
+    """A prompt of 300 tokens, then steps."""
+    name, spec, folder = checkpoint
+    source = SafetensorsSource.open(folder)
+    found = logits_of("cuda", spec, source, "fp16", IDS, prompt=300)
+    ours = error(found, logits_of("cpu", spec, source, "fp16", IDS, prompt=300))
+    prompt, steps = REFERENCE[f"exl3_{name}.nc"].float(), REFERENCE[f"exl3_{name}.decode300"].float()
+    theirs = error(torch.cat((found[:300:4], found[300::2])), torch.cat((prompt[:75], steps)))
+    print(name, "median to the CPU", float(ours.median()), "to the converter's", float(theirs.median()))
+    assert ours.median() < 1e-2
+    assert theirs.median() < 1e-2
+
+
+def test_answers_are_the_same_alone_and_beside_others_on_one_stage_and_on_two(checkpoint):
+    _, spec, folder = checkpoint
+    source = SafetensorsSource.open(folder)
+    prompts = [IDS[start : start + length] for start, length in ((0, 7), (9, 64), (100, 130), (50, 200))]
+    with Serving(spec=spec, source=source, reuse="off") as serving:
+        alone = [serving.send(prompt).tokens for prompt in prompts]
+    for cuts in ((), (2,)):
+        with Serving(cuts, spec=spec, source=source) as serving:
+            answers = [serving.send(prompt) for prompt in prompts]
+            assert [answer.tokens for answer in answers] == alone
+
+
+def test_tensors_read_straight_onto_the_card_are_those_of_the_file(checkpoint):
+    _, spec, folder = checkpoint
+    source, seen = SafetensorsSource.open(folder), []
+    card = torch.device("cuda", 0)
+    with DeviceSource(source, card, end_layer=spec.num_layers, arrived=seen.append) as reading:
+        for name in sorted(source.names()):
+            found = reading.read(name)
+            assert found.device == card
+            assert torch.equal(found.cpu(), source.read(name)), name
+    assert sum(seen) == sum(source.header(name).stored_bytes for name in source.names())
