@@ -29,8 +29,11 @@ def test_answers_differ_and_are_no_constants(alone):
     assert all(len(set(tokens)) > 4 for tokens in alone)
 
 
-@pytest.mark.parametrize("cuts", [(), (2,), (3,)], ids=["one-stage", "two-stages", "cut-before-3"])
-@pytest.mark.parametrize("reuse", ["off", "exact"])
+@pytest.mark.parametrize(
+    ("cuts", "reuse"),
+    [((), "exact"), ((2,), "off"), ((3,), "exact")],
+    ids=["1 stage", "2 stages", "cut at 3"],
+)
 def test_beside_seven_others(alone, cuts, reuse):
     with Serving(cuts, reuse=reuse) as serving:
         answers = [serving.send(prompt) for prompt in PROMPTS]
@@ -65,29 +68,23 @@ def test_fast_reuse_continues_a_conversation():
         assert same > 12, (answer.tokens, expected)
 
 
-@pytest.mark.parametrize("rows", range(1, 17))
-def test_replayed_rows_give_the_token_of_single_steps(alone, rows):
-    """A sequence whose output is replayed in runs of so many rows, beside padding where counts need it."""
+def test_replayed_rows_give_the_token_of_single_steps(alone):
+    """A sequence whose output is replayed in runs of 1 to 16 rows, beside padding where counts need it."""
+    prompt, output = PROMPTS[2], alone[2]
+    known = [*prompt, *output[:-1]]
     with Serving(reuse="off") as serving:
-        prompt, output = PROMPTS[2], alone[2]
-        engine = serving.engine
-        pages = tuple(range(40, 56))
-        known = [*prompt, *output[:-1]]
-        engine.open_sequence(3, SequenceSpec(GREEDY, tuple(known), len(prompt)))
-        step = 0
-        for start in range(0, len(prompt), CHUNK):
-            run = Run(3, RunKind.PREFILL, tuple(prompt[start : start + CHUNK]), start, pages, sample=False)
-            engine.submit(Batch(step, (run,))).result(60)
-            step += 1
-        position = len(prompt)
-        while position < len(known):
-            tokens = tuple(known[position : position + rows])
-            last = position + len(tokens) == len(known)
-            run = Run(3, RunKind.ROWS, tokens, position, pages, sample=last)
-            result = engine.submit(Batch(step, (run,))).result(60)
-            step += 1
-            position += len(tokens)
-        assert result.sampled[0].tokens == (output[-1],)
+        for rows in range(1, 17):
+            slot, pages = rows % 8, tuple(range(16 * (rows % 8), 16 * (rows % 8) + 16))
+            serving.engine.open_sequence(slot, SequenceSpec(GREEDY, tuple(known), len(prompt)))
+            spans = [(start, min(start + CHUNK, len(prompt))) for start in range(0, len(prompt), CHUNK)]
+            kinds = [RunKind.PREFILL] * len(spans)
+            spans += [(p, min(p + rows, len(known))) for p in range(len(prompt), len(known), rows)]
+            kinds += [RunKind.ROWS] * (len(spans) - len(kinds))
+            for step, ((start, end), kind) in enumerate(zip(spans, kinds, strict=True)):
+                run = Run(slot, kind, tuple(known[start:end]), start, pages, sample=end == len(known))
+                result = serving.engine.submit(Batch(step, (run,))).result(60)
+            assert result.sampled[0].tokens == (output[-1],), rows
+            serving.engine.close_sequence(slot)
 
 
 def test_where_a_prompt_ends_does_not_matter():

@@ -1,16 +1,19 @@
-"""``tandem rehearse``: a model at its full size with random weights on this machine's card."""
+"""``tandem rehearse``: a model with random weights on this machine's cards, and what its steps take."""
 
 from __future__ import annotations
 
 import datetime
 import json
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from tandem.cli.console import output
+from tandem.cli.console import notices, output
 from tandem.core.errors import SettingsError
 
 _SCALES = ("full", "small")
@@ -20,50 +23,100 @@ def rehearse(
     recipe: Annotated[
         str, typer.Option("--recipe", help="Which model and bit rates; GLM-5.3-Flash's are known.")
     ] = "glm53-flash-2x64-layer-split",
-    cards: Annotated[str, typer.Option("--cards", help="`cuda:1`: the first CUDA card.")] = "cuda:1",
+    cards: Annotated[
+        str | None,
+        typer.Option(
+            "--cards",
+            help="`cuda:1` at full scale; at small scale any cards, the processor's too.",
+            show_default="cuda:1, or cpu:1 where there is no CUDA card",
+        ),
+    ] = None,
     scale: Annotated[
         str, typer.Option("--scale", help="full, or small: every kind of layer in a few megabytes.")
     ] = "full",
-    context: Annotated[int, typer.Option("--context", min=8192, help="Tokens the caches hold.")] = 266_240,
+    context: Annotated[
+        int, typer.Option("--context", min=8192, help="Tokens the caches hold at full scale.")
+    ] = 266_240,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the record.", show_default="none is written")
     ] = None,
 ) -> int:
     """Measure decode, verification and prefill with random weights made on the card.
 
+    At full scale the captured steps of one CUDA card are timed. At small scale a small model of the same kind
+    goes through the engine as a served one does, on any cards.
+
     `tandem rehearse --out benchmarks/results`
+
+    `tandem rehearse --scale small --cards cpu:2`
     """
     if scale not in _SCALES:
         raise SettingsError("--scale cannot be read", found=scale, remedy=" or ".join(_SCALES))
     if not recipe.startswith("glm53-flash"):
         raise SettingsError("Only GLM-5.3-Flash can be rehearsed", found=recipe, remedy="glm53-flash-…")
-    if cards != "cuda:1":
-        raise SettingsError("A rehearsal runs on one CUDA card", found=cards, remedy="--cards cuda:1")
-    import torch
-
-    from tandem.api.rehearse import rehearse as run
-    from tandem.core.settings import read_environment
-    from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS, SMALL, SMALL_BITS
-
-    if not torch.cuda.is_available():
-        raise SettingsError("A rehearsal needs a CUDA card", found="none", remedy="tandem doctor says why")
     small = scale == "small"
-    record = run(
-        SMALL if small else RELEASED,
-        SMALL_BITS if small else RELEASED_BITS,
-        context,
-        torch.device("cuda", 0),
-        read_environment().cache_dir,
-    )
+    cards = cards or _cards_here(small)
+    record = _small(cards) if small else _full(cards, context)
     record["commit"] = _commit()
     record["command"] = f"tandem rehearse --recipe {recipe} --cards {cards} --scale {scale}"
     text = json.dumps(record, indent=1)
+    _print_table(record)
     if out is not None:
         name = "glm-small" if small else "glm-5.3-flash"
-        path = out / f"rehearsal_{name}_{cards.replace(':', '-')}_{datetime.date.today().isoformat()}.json"
+        where = re.sub(r"\W+", "-", cards)
+        path = out / f"rehearsal_{name}_{where}_{datetime.date.today().isoformat()}.json"
         path.write_text(text + "\n")
     output().print(text, markup=False, highlight=False)
     return 0
+
+
+def _cards_here(small: bool) -> str:
+    import torch
+
+    return "cpu:1" if small and not torch.cuda.is_available() else "cuda:1"
+
+
+def _full(cards: str, context_tokens: int) -> dict[str, object]:
+    if cards != "cuda:1":
+        raise SettingsError(
+            "A rehearsal at full scale runs on one CUDA card",
+            found=cards,
+            remedy="--cards cuda:1, or --scale small",
+        )
+    import torch
+
+    from tandem.api.cuda_cards import free_cuda_bytes
+    from tandem.api.rehearse import rehearse as run
+    from tandem.core.settings import read_environment
+    from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS
+
+    free_cuda_bytes(0)
+    cache_dir = read_environment().cache_dir
+    return run(RELEASED, RELEASED_BITS, context_tokens, torch.device("cuda", 0), cache_dir)
+
+
+def _small(cards: str) -> dict[str, object]:
+    from tandem.api.load import free_card_bytes
+    from tandem.api.rehearse_small import rehearse_small
+    from tandem.core.cards import parse_cards, resolve_cards
+
+    requests = parse_cards(cards)
+    for request in requests:
+        free_card_bytes(request.kind, request.index)
+    return rehearse_small(requests, resolve_cards(requests, free_card_bytes))
+
+
+def _print_table(record: Mapping[str, object]) -> None:
+    """The steps for people, beside the record for programs."""
+    steps = record["steps"]
+    assert isinstance(steps, Mapping)
+    table = Table(title=f"{record['model']} on {record['card']}", title_justify="left", box=None)
+    table.add_column("step")
+    table.add_column("median", justify="right")
+    for name, value in steps.items():
+        step, _, unit = str(name).rpartition("_")
+        table.add_row(step.replace("_", " "), f"{value:,} {'tokens/s' if unit == 'tps' else unit}")
+    notices().print(table)
 
 
 def _commit() -> str:

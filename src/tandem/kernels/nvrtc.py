@@ -11,7 +11,10 @@ import functools
 import hashlib
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,7 @@ import numpy as np
 
 from tandem.core.errors import EngineFault, ModelUnsupportedError
 from tandem.core.log import get_logger
+from tandem.core.machine import usable_processors
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +123,30 @@ def _allow_shared(kernel: Any, device_index: int, shared_bytes: int) -> None:
         raise EngineFault(f"A kernel asks for {shared_bytes} bytes of shared memory", found=str(status))
 
 
+_noted: ContextVar[dict[int, KernelModule] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting_launches() -> Iterator[Collection[KernelModule]]:
+    """Launches of our kernels are noted instead of queued; gives the modules that they need.
+
+    For a program over memory that nothing has been written to yet, so that all of it compiles at once.
+    """
+    modules: dict[int, KernelModule] = {}
+    token = _noted.set(modules)
+    try:
+        yield modules.values()
+    finally:
+        _noted.reset(token)
+
+
+def compile_together(modules: Iterable[KernelModule]) -> None:
+    """Compile on all processors; the compiler needs one a module. Raises as ``compile_cubin`` does."""
+    with ThreadPoolExecutor(usable_processors(), thread_name_prefix="compile") as pool:
+        for compiled in [pool.submit(module.compile) for module in modules]:
+            compiled.result()
+
+
 @dataclass(slots=True)
 class KernelModule:
     """One source on one card. Launches go to torch's current stream, so that graphs capture them."""
@@ -130,6 +158,15 @@ class KernelModule:
     _allowed_shared: dict[str, int] = field(default_factory=dict)
     _overlaps: bool = False
     _object: Any = None
+    _code: bytes | None = None
+
+    def compile(self) -> None:
+        """Make the machine code, which the first launch would make otherwise."""
+        import torch
+
+        if self._code is None:
+            major, minor = torch.cuda.get_device_capability(self.device_index)
+            self._code = compile_cubin(self.source, f"sm_{major}{minor}", self.cache_dir)
 
     def launch(
         self,
@@ -144,6 +181,10 @@ class KernelModule:
         """
         import torch
 
+        noted = _noted.get()
+        if noted is not None:
+            noted[id(self)] = self
+            return
         core = _toolchain()[0]
         kernel = self._kernels.get(name)
         if kernel is None:
@@ -166,10 +207,9 @@ class KernelModule:
         if self._object is None:
             core = _toolchain()[0]
             core.Device(self.device_index).set_current()
-            major, minor = torch.cuda.get_device_capability(self.device_index)
-            self._overlaps = major >= 9  # csrc/overlap.cuh
-            code = compile_cubin(self.source, f"sm_{major}{minor}", self.cache_dir)
-            self._object = core.ObjectCode.from_cubin(code)
+            self._overlaps = torch.cuda.get_device_capability(self.device_index)[0] >= 9  # csrc/overlap.cuh
+            self.compile()
+            self._object = core.ObjectCode.from_cubin(self._code)
         return self._object
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -18,13 +19,14 @@ from tandem.core.settings import read_environment
 from tandem.kernels.exl3.operands import Scratch
 from tandem.kernels.hyper_connection.cuda import Streams
 from tandem.kernels.kda.cuda import DeviceSlots
+from tandem.kernels.nvrtc import compile_together, noting_launches
 from tandem.loader.base import TensorSource
 from tandem.models.glm5_next.cuda_head import HeadProgram, HeadStep
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
 from tandem.models.glm5_next.cuda_model import CudaStage
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
 from tandem.models.glm5_next.cuda_rows import CapturedRows, RowsInput, RowsStep, Spare
-from tandem.models.glm5_next.cuda_sizes import ROW_COUNTS
+from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, ROW_COUNTS
 from tandem.models.glm5_next.cuda_stage import (
     CacheRoom,
     DeviceStage,
@@ -40,6 +42,17 @@ _log = get_logger("models")
 
 class _Program(Protocol):
     def run(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A graph, and the program whose memory it reads and writes."""
+
+    program: _Program
+    graph: torch.cuda.CUDAGraph
+
+    def replay(self) -> None:
+        self.graph.replay()
 
 
 def build_cuda_stage(
@@ -85,32 +98,51 @@ class _Capture:
         self._cache_dir = cache_dir
         self._spare = Spare(stage.room.max_slots, stage.room.total_pages)
         self._graph_bytes = 0
+        self._inputs = RowsInput.empty(stage.room.max_pages, stage.device)
+        self._inputs.slots.fill_(self._spare.slot)
+        self._inputs.page_tables.fill_(self._spare.page)
+        self._inputs.positions.copy_(torch.arange(MAX_ROWS))
 
     def stage(self) -> CudaStage:
         stage, device = self._stage, self._stage.device
         begin = time.perf_counter()
         torch.cuda.synchronize(device)
         resident = torch.cuda.memory_allocated(device)
+        scratch = rows_scratch(stage, self._cache_dir)
+        rows, heads = self._row_programs(scratch), self._head_programs(scratch)
+        self._compile([*rows.values(), *heads.values()])
+        compiled = time.perf_counter()
         prefill = PrefillProgram(stage, self._chunk_tokens, self._cache_dir)
         peak = self._warm_prefill(prefill)
-        scratch = rows_scratch(stage, self._cache_dir)
-        rows = self._rows(scratch)
-        heads = self._heads(scratch)
+        row_steps = {n: RowsStep(step.streams.values, self._captured(step, n)) for n, step in rows.items()}
+        head_steps = {
+            n: HeadStep(head.streams.values, head.logits, self._captured(head, n))
+            for n, head in heads.items()
+        }
         self._clear_spare()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-        working = torch.cuda.memory_allocated(device) - resident + self._graph_bytes
+        buffers = torch.cuda.memory_allocated(device) - resident
         _log.info(
-            "%s: %d steps captured in %.1f s: buffers %s, graphs %s; a chunk of %d tokens takes another %s",
+            "%s: kernels compiled in %.1f s, %d steps captured in %.1f s; buffers %s, graphs %s,"
+            " a chunk of %d tokens another %s",
             device,
-            len(ROW_COUNTS) + len(heads),
-            time.perf_counter() - begin,
-            format_bytes(working - self._graph_bytes),
+            compiled - begin,
+            len(row_steps) + len(head_steps),
+            time.perf_counter() - compiled,
+            format_bytes(buffers),
             format_bytes(self._graph_bytes),
             self._chunk_tokens,
             format_bytes(peak),
         )
-        return CudaStage(stage, rows, prefill, heads, working)
+        captured = CapturedRows(self._inputs, row_steps, self._spare, embeds=stage.embedding is not None)
+        return CudaStage(stage, captured, prefill, head_steps, buffers + self._graph_bytes)
+
+    def _compile(self, programs: Sequence[_Program]) -> None:
+        with noting_launches() as modules:
+            for program in programs:
+                program.run()
+        compile_together(modules)
 
     def _warm_prefill(self, program: PrefillProgram) -> int:
         """Bytes that a chunk takes beside what is allocated."""
@@ -125,37 +157,27 @@ class _Capture:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
 
-    def _rows(self, scratch: Scratch) -> CapturedRows:
-        stage = self._stage
-        inputs = RowsInput.empty(stage.room.max_pages, stage.device)
-        inputs.slots.fill_(self._spare.slot)
-        inputs.page_tables.fill_(self._spare.page)
-        trunk = dataclasses.replace(stage, head=None)
-        steps: dict[int, RowsStep] = {}
+    def _row_programs(self, scratch: Scratch) -> dict[int, RowsProgram]:
+        trunk = dataclasses.replace(self._stage, head=None)
+        programs: dict[int, RowsProgram] = {}
         for rows in ROW_COUNTS:
-            program = RowsProgram(trunk, rows, inputs, scratch, self._cache_dir)
-            program.streams.values.zero_()
-            # One run of padding; the runs after it are empty.
-            inputs.run_starts.fill_(rows)
-            inputs.run_starts[0] = 0
-            inputs.positions.copy_(torch.arange(inputs.positions.shape[0]))
-            steps[rows] = RowsStep(program.streams.values, self._captured(program))
-        return CapturedRows(inputs, steps, self._spare, embeds=stage.embedding is not None)
+            programs[rows] = RowsProgram(trunk, rows, self._inputs, scratch, self._cache_dir)
+            programs[rows].streams.values.zero_()
+        return programs
 
-    def _heads(self, scratch: Scratch) -> dict[int, HeadStep]:
+    def _head_programs(self, scratch: Scratch) -> dict[int, HeadProgram]:
         stage = self._stage
-        if stage.head is None:
-            return {}
-        heads: dict[int, HeadStep] = {}
-        for rows in ROW_COUNTS:
+        programs: dict[int, HeadProgram] = {}
+        for rows in ROW_COUNTS if stage.head else ():
+            assert stage.head is not None
             streams = Streams.empty(rows, stage.spec.hidden_size, stage.device)
             streams.values.zero_()
-            program = HeadProgram(stage.spec, stage.head, streams, scratch, self._cache_dir)
-            heads[rows] = HeadStep(streams.values, program.logits, self._captured(program))
-        return heads
+            programs[rows] = HeadProgram(stage.spec, stage.head, streams, scratch, self._cache_dir)
+        return programs
 
-    def _captured(self, program: _Program) -> Callable[[], None]:
+    def _captured(self, program: _Program, rows: int) -> Callable[[], None]:
         device = self._stage.device
+        self._inputs.run_starts[1:] = rows  # one run of padding; the runs after it are empty
         program.run()
         torch.cuda.synchronize(device)
         free = torch.cuda.mem_get_info(device)[0]
@@ -166,7 +188,7 @@ class _Capture:
         graph.replay()
         torch.cuda.synchronize(device)
         self._graph_bytes += max(free - torch.cuda.mem_get_info(device)[0], 0)
-        return graph.replay
+        return _Captured(program, graph).replay
 
     def _clear_spare(self) -> None:
         """Padding begins at position 0 of an empty slot, always."""
