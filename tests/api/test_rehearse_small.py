@@ -1,4 +1,4 @@
-"""The small rehearsal on this machine's processor: every step is there, every term, and what cannot be is said."""
+"""The small rehearsal on the processor: every step is there, every term, and what cannot be is said."""
 
 from __future__ import annotations
 
