@@ -94,7 +94,7 @@ def rehearse_small(requests: Sequence[CardRequest], cards: tuple[Card, ...]) -> 
     begin = time.perf_counter()
     usual = defaults_for(cards)
     source = RandomCheckpoint(SMALL, SMALL_BITS, torch.device("cpu"))
-    footprint = footprint_of(SMALL, source, CHUNK_TOKENS, usual.cache_format, usual.kind)
+    footprint = footprint_of(SMALL, source, CHUNK_TOKENS, SMALL.default_cache_format, usual.kind)
     request = PlanRequest(
         context_tokens=CONTEXT_TOKENS,
         pool_tokens=SLOTS * CONTEXT_TOKENS,
@@ -115,7 +115,7 @@ def rehearse_small(requests: Sequence[CardRequest], cards: tuple[Card, ...]) -> 
                 page_tokens=plan.page_tokens,
                 chunk_tokens=plan.chunk_tokens,
                 max_slots=plan.max_slots,
-                cache_dtype=usual.cache_format,
+                cache_dtype=SMALL.default_cache_format,
             )
             for stage in plan.stages
         ],

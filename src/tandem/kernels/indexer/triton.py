@@ -23,7 +23,6 @@ def _score(  # type: ignore[no-untyped-def]
     weights_pitch,
     scale,
     HEADS: tl.constexpr,
-    BLOCK_H: tl.constexpr,
     D: tl.constexpr,
     PAGE_POOLS: tl.constexpr,
     POOL: tl.constexpr,
@@ -39,14 +38,13 @@ def _score(  # type: ignore[no-untyped-def]
     live = pool < visible
     page = tl.load(tables_ptr + run * max_pages + pool // PAGE_POOLS, mask=live, other=0)
     at = page.to(tl.int64) * PAGE_POOLS + pool % PAGE_POOLS
-    column, head = tl.arange(0, D), tl.arange(0, BLOCK_H)
-    exists = (head < HEADS) | (HEADS == BLOCK_H)
+    column, head = tl.arange(0, D), tl.arange(0, HEADS)
     keys = tl.trans(tl.load(pools_ptr + at[:, None] * D + column[None, :], mask=live[:, None], other=0))
-    q = tl.load(q_ptr + (row * HEADS + head)[:, None] * D + column[None, :], mask=exists[:, None], other=0)
+    q = tl.load(q_ptr + (row * HEADS + head)[:, None] * D + column[None, :])
     high = q.to(tl.float16)
     low = (q - high.to(tl.float32)).to(tl.float16)
     overlap = tl.maximum(tl.dot(high, keys) + tl.dot(low, keys), 0.0)
-    weights = tl.load(weights_ptr + row * weights_pitch + head, mask=exists, other=0)
+    weights = tl.load(weights_ptr + row * weights_pitch + head)
     tl.store(scores_ptr + row * max_pools + pool, tl.sum(overlap * weights[:, None], 0) * scale, mask=live)
 
 
@@ -72,7 +70,6 @@ def score(
         head_weights.stride(0),
         D**-0.5 * heads**-0.5,
         HEADS=heads,
-        BLOCK_H=max(16, triton.next_power_of_2(heads)),
         D=D,
         PAGE_POOLS=where.page_tokens // where.pool_tokens,
         POOL=where.pool_tokens,

@@ -45,14 +45,13 @@ def _attend(  # type: ignore[no-untyped-def]
     sparse = pools > COUNT
     length = tl.where(sparse, COUNT * POOL + position + 1 - pools * POOL, position + 1)
     head = heads0 + tl.arange(0, BLOCK_H)
-    exists = (head < HEADS) | (HEADS % BLOCK_H == 0)
     column = tl.arange(0, L)
     out = (row * parts + part) * HEADS + head
     begin = part * PART_TOKENS
     if begin >= length:
-        tl.store(totals_ptr + out, tl.zeros([BLOCK_H], tl.float32), mask=exists)
+        tl.store(totals_ptr + out, tl.zeros([BLOCK_H], tl.float32))
         return
-    q = tl.load(q_ptr + (row * HEADS + head)[:, None] * L + column[None, :], mask=exists[:, None], other=0)
+    q = tl.load(q_ptr + (row * HEADS + head)[:, None] * L + column[None, :])
     q_high = q.to(tl.float16)
     q_low = (q - q_high.to(tl.float32)).to(tl.float16)
     acc = tl.zeros([BLOCK_H, L], tl.float32)
@@ -82,13 +81,9 @@ def _attend(  # type: ignore[no-untyped-def]
         total = total * factor + tl.sum(weights, 1)
         acc = acc * factor[:, None] + tl.dot(weights.to(tl.float16), latents)
         top = new_top
-    tl.store(attended_ptr + out[:, None] * L + column[None, :], acc, mask=exists[:, None])
-    tl.store(maxima_ptr + out, top, mask=exists)
-    tl.store(totals_ptr + out, total, mask=exists)
-
-
-_LEAST_HEADS = 16
-"""Rows of the matrix unit."""
+    tl.store(attended_ptr + out[:, None] * L + column[None, :], acc)
+    tl.store(maxima_ptr + out, top)
+    tl.store(totals_ptr + out, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +143,7 @@ def attend(
     """
     rows, heads, latent = q.shape
     parts = out.maxima.shape[1]
-    block_heads = max(block_heads, _LEAST_HEADS)
-    _attend[(parts, triton.cdiv(heads, block_heads), rows)](
+    _attend[(parts, heads // block_heads, rows)](
         q,
         cache,
         scales if scales is not None else cache,
