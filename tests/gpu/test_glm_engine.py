@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.gpu.cards import NEEDS_CARD
 from tests.gpu.engine_rig import CHUNK, GREEDY, Serving, logits_of
 from tests.gpu.test_glm_rows import tokens_of
 
@@ -13,7 +14,7 @@ from tandem.core.batch import Batch, Run, RunKind, SequenceSpec
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
 from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+pytestmark = NEEDS_CARD
 PROMPTS = [tokens_of(seed, length) for seed, length in enumerate((5, 64, 70, 129, 200, 33, 300, 17))]
 
 

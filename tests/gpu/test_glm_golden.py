@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.glm.checkpoints import DATA, MODELS, checkpoint_folder
+from tests.gpu.cards import NEEDS_CARD
 from tests.gpu.engine_rig import Serving, logits_of
 
 from tandem.loader.device import DeviceSource
 from tandem.loader.safetensors import SafetensorsSource
 from tandem.models.glm5_next.config import from_config
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+pytestmark = NEEDS_CARD
 REFERENCE = load_file(DATA / "exllamav3_logits.safetensors")
 IDS = REFERENCE["ids"].flatten().tolist()
 
