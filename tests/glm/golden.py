@@ -26,9 +26,9 @@ class DequantizedOracle(torch.nn.Module):
         super().__init__()
         config: dict[str, Any] = json.loads((folder / "config.json").read_text())["text_config"]
         self.model = Glm5NextTextModel(oracle_config(config))
-        tensors = _dequantized(SafetensorsSource.open(folder))
+        tensors = dequantized(SafetensorsSource.open(folder))
         self.head = tensors.pop("lm_head.weight")
-        state = {key: _value(key, tensors) for key in self.model.state_dict()}
+        state = {key: checkpoint_value(key, tensors) for key in self.model.state_dict()}
         self.model.load_state_dict(state)
         self.eval().requires_grad_(False)
 
@@ -37,7 +37,8 @@ class DequantizedOracle(torch.nn.Module):
         return self.model(token_ids[None], use_cache=False).last_hidden_state[0] @ self.head.T
 
 
-def _dequantized(source: SafetensorsSource) -> dict[str, torch.Tensor]:
+def dequantized(source: SafetensorsSource) -> dict[str, torch.Tensor]:
+    """Every tensor in float32, EXL3 matrices in their original basis; names without the trunk's prefix."""
     headers = {name: source.header(name) for name in source.names()}
     tensors: dict[str, torch.Tensor] = {}
     for name, header in headers.items():
@@ -50,7 +51,7 @@ def _dequantized(source: SafetensorsSource) -> dict[str, torch.Tensor]:
     return {name.removeprefix("model.language_model."): value for name, value in tensors.items()}
 
 
-def _value(key: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def checkpoint_value(key: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """The checkpoint's tensor for one of transformers' parameters."""
     name = key.replace("forget_gate.", "").replace("attn_hc.", "hc_attn_").replace("ffn_hc.", "hc_ffn_")
     base = name.rpartition(".")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tandem.models.glm5_next.model import CacheSizes
 from tandem.models.glm5_next.mtp import MtpLayer, build_mtp
 from tandem.models.glm5_next.spec import footprint
 
-from .golden import checkpoint_folder
+from .golden import checkpoint_folder, checkpoint_value, dequantized
 from .rig import Rig, build_stages, read_spec
 from .tiny import Oracle, oracle_config, randomize, relative_error, text_config, to_checkpoint
 
@@ -26,15 +27,18 @@ LAYERS, D = 3, 64
 
 
 class OracleMtp(torch.nn.Module):
-    def __init__(self) -> None:
+    """``mla_layer`` is one of the trunk's layers of the same kind."""
+
+    def __init__(self, config: dict[str, Any], mla_layer: int) -> None:
         super().__init__()
-        config = oracle_config(text_config(num_hidden_layers=LAYERS))
+        config = oracle_config(config)
+        width = config.hidden_size
         self.enorm, self.hnorm, self.input_layernorm, self.post_attention_layernorm = (
-            oracle.Glm5NextTextRMSNorm(D, 1e-5) for _ in range(4)
+            oracle.Glm5NextTextRMSNorm(width, 1e-5) for _ in range(4)
         )
-        self.shared_head = torch.nn.ModuleDict({"norm": oracle.Glm5NextTextRMSNorm(D, 1e-5)})
-        self.eh_proj = torch.nn.Linear(2 * D, D, bias=False)
-        self.self_attn = oracle.Glm5NextTextAttention(config, 2)
+        self.shared_head = torch.nn.ModuleDict({"norm": oracle.Glm5NextTextRMSNorm(width, 1e-5)})
+        self.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
+        self.self_attn = oracle.Glm5NextTextAttention(config, mla_layer)
         self.mlp = oracle.Glm5NextTextMoE(config)
 
     def forward(self, embedded: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -49,7 +53,7 @@ class OracleMtp(torch.nn.Module):
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[OracleMtp, Path]:
     config = text_config(num_hidden_layers=LAYERS, num_nextn_predict_layers=1)
     folder = Oracle(config, seed=1).save(tmp_path_factory.mktemp("mtp"))
-    mtp = OracleMtp()
+    mtp = OracleMtp(text_config(num_hidden_layers=LAYERS), mla_layer=2)
     randomize(mtp, 2)
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, **to_checkpoint(mtp, f"layers.{LAYERS}.")}, folder / "model.safetensors")
@@ -101,8 +105,8 @@ def test_its_tensors_neither_disturb_nor_count_in_the_trunk(model: tuple[OracleM
 
 
 def test_the_converters_layer_guesses_from_trunk_states(tmp_path: Path) -> None:
-    """Quantized to four bits by the converter, behind a three-bit trunk: it loads, and its guesses are
-    finite.
+    """Quantized to four bits by the converter, behind a three-bit trunk: as transformers' modules compute on
+    the dequantized weights.
     """
     folder = checkpoint_folder("3.0_mul1", tmp_path)
     spec, ids = read_spec(folder), torch.arange(32) * 7
@@ -114,9 +118,17 @@ def test_the_converters_layer_guesses_from_trunk_states(tmp_path: Path) -> None:
     trunk_layout = PrefillLayout(0, 0, 32, 32, torch.tensor(rig.open(1, 32), dtype=torch.int32), ids)
     states = stage.final_norm(stage.forward_prefill(stage.embed(ids), trunk_layout))
     following = stage.embed(ids.roll(-1))[:, : spec.hidden_size]
-    guesses = stage.head_logits(layer.forward_prefill(following, states, layout)[:31])
+    found = layer.forward_prefill(following, states, layout)[:31]
+    guesses = stage.head_logits(found)
     assert guesses.shape == (31, spec.vocab_size)
-    assert guesses.isfinite().all()
+    config = json.loads((folder / "config.json").read_text())["text_config"]
+    reference = OracleMtp(config, mla_layer=3).eval()
+    tensors = dequantized(SafetensorsSource.open(folder))
+    state = {key: checkpoint_value(f"layers.4.{key}", tensors) for key in reference.state_dict()}
+    reference.load_state_dict(state)
+    expected = reference(following[:31], states[:31])
+    assert relative_error(found, expected) < 1e-5
+    assert relative_error(guesses, expected @ tensors["lm_head.weight"].T) < 1e-5
 
 
 def test_half_a_layer_is_refused_by_name(model: tuple[OracleMtp, Path]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem.cli.console import print_json
+from tandem.cli.console import notices, print_json
 from tandem.cli.flags import (
     ApiKeyFlag,
     CacheFormatFlag,
@@ -91,6 +91,13 @@ def generate(
         name = endpoint.model
     if not json:
         print()
+        if answer.reasoning and not answer.content:
+            notices().print(
+                f"Only reasoning was written ({answer.finish_reason}); more --max-tokens leave room for an "
+                "answer, --json shows the reasoning",
+                style="yellow",
+                soft_wrap=True,
+            )
         return
     print_json(
         {
