@@ -85,7 +85,7 @@ async def test_k1_a_changed_word_in_a_chat(client: GlmClient) -> None:
 async def test_k3_warm_answers_are_cold_answers(client: GlmClient) -> None:
     """Twenty prompts: cold, warm, after a follow-up, and the follow-up itself."""
     for index in range(20):
-        prompt = words(1 + 48 * index, seed=100 + index)
+        prompt = words(1 + 33 * index, seed=100 + index)
         expected = await cold(client, prompt)
         first, second = [await client.complete(prompt) for _ in range(2)]
         follow_up = [*prompt, *words(50, seed=index)]
