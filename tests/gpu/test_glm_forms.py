@@ -5,6 +5,7 @@ layer, half rates, packed signs, biases, sizes that are padded, matrices that ar
 from __future__ import annotations
 
 import dataclasses
+import re
 import zlib
 
 import pytest
@@ -21,7 +22,19 @@ pytestmark = NEEDS_CARD
 PADDED = dataclasses.replace(SMALL, num_experts=4, expert_intermediate_size=256)
 SPEC = dataclasses.replace(PADDED, expert_intermediate_size=192, intermediate_size=450, vocab_size=500)
 """Every expert is chosen, so that no tie of the router flips. Read from a checkpoint of PADDED's sizes."""
-RATES = ((3.0, "mul1"), (2.5, "mul1"), (4.0, "mcg"), (5.0, ""), (1.0, "mcg"), (2.0, "mul1"), (8.0, ""))
+EXPERTS = ((3.0, "mul1"), (2.5, "mul1"), (4.0, "mcg"), (5.0, "3inst"))
+"""By turns; all that is not an expert is MCG of four bits, or not quantized."""
+
+
+def form_of(base: str) -> tuple[float, str]:
+    expert = re.search(r"experts\.(\d+)", base)
+    return EXPERTS[int(expert[1]) % 4 if expert else 2]
+
+
+def is_plain(base: str) -> bool:
+    """Attention of every other layer."""
+    layer = re.search(r"layers\.(\d+)\.self_attn", base)
+    return layer is not None and int(layer[1]) % 2 == 1
 
 
 class OddCheckpoint:
@@ -33,9 +46,9 @@ class OddCheckpoint:
         for name in self._plain.names():
             base, _, part = name.rpartition(".")
             header, turn = self._plain.header(name), zlib.crc32(base.encode())
-            bits, codebook = RATES[turn % len(RATES)]
+            bits, codebook = form_of(base)
             packs, biased = turn % 5 == 0, turn % 4 == 0
-            if "self_attn" in base and turn % 3 == 0 and f"{base}.trellis" in self._plain.names():
+            if is_plain(base) and f"{base}.trellis" in self._plain.names():
                 if part == "trellis":
                     self._add(f"{base}.weight", "BF16", (16 * header.shape[1], 16 * header.shape[0]))
             elif part == "trellis":
@@ -43,7 +56,7 @@ class OddCheckpoint:
             elif part in ("suh", "svh") and packs:
                 self._add(f"{base}.{part[:2]}", "I16", (header.shape[0] // 16,))
             elif part == "mul1":
-                if codebook:
+                if codebook != "3inst":
                     self._add(f"{base}.{codebook}", "I32", ())
             else:
                 self._headers[name] = header

@@ -12,6 +12,8 @@ import torch
 
 from tandem.kernels.exl3.decoded import DecodedChunk
 from tandem.kernels.exl3.operands import Exl3Stack
+from tandem.kernels.exl3.reference import ROTATION
+from tandem.kernels.hadamard.reference import hadamard
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "exl3_chunk.cu")
@@ -171,8 +173,6 @@ class Exl3Chunk:
             matrix = torch.empty(stack.inputs, width, dtype=torch.float16, device=self.device)
             self._decoded().decode(stack, group, matrix)
             y = torch.mm(rotated[group], matrix)
-            if stack.offsets:
-                y += stack.offsets[group]
             self._module((3, 3)).launch(
                 "finish_chunk",
                 (y.shape[0], -(-width // 512), 1),
@@ -183,6 +183,8 @@ class Exl3Chunk:
                 width,
                 int(out.dtype == torch.float32),
             )
+            if stack.offsets:  # after the last rotation: y has fp16's digits alone
+                out += hadamard(stack.offsets[group], ROTATION) * stack.svh[group]
 
     def _decoded(self) -> DecodedChunk:
         return DecodedChunk(self.device, self.cache_dir)
