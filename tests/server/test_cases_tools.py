@@ -82,6 +82,34 @@ async def test_c2_calls_do_not_depend_on_chunk_boundaries(opens: Opens) -> None:
             assert joined.content == "Two."
 
 
+QWEN_TEMPLATE = HERMES_TEMPLATE.replace('{"name": <name>', "<function=NAME>")
+MISTRAL_TEMPLATE = (
+    "{{ tools }}{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}{# [TOOL_CALLS] #}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (
+            QWEN_TEMPLATE,
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n"
+            "</parameter>\n</function>\n</tool_call>",
+        ),
+        (MISTRAL_TEMPLATE, '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo"}}]'),
+        (MISTRAL_TEMPLATE, '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}'),
+    ],
+    ids=["qwen", "mistral list", "mistral args"],
+)
+async def test_calls_of_qwen_and_mistral(opens: Opens, template: str, text: str) -> None:
+    async with opens({"weather": say(f"Let me see.\n{text}")}, template=template) as server:
+        joined = await server.both("weather", tools=[WEATHER])
+        assert [arguments(call) for call in joined.calls] == [{"city": "Oslo"}]
+        assert (joined.content, joined.reason) == ("Let me see.", "tool_calls")
+        forced = await server.both("weather", tools=[WEATHER], tool_choice="required", max_tokens=400)
+        assert [call["function"]["name"] for call in forced.calls][:1] == ["get_weather"]
+
+
 @pytest.mark.parametrize("template", [GLM_TEMPLATE, HERMES_TEMPLATE])
 async def test_c4_ids_are_present_and_unique(opens: Opens, template: str) -> None:
     call, opening = written(template)

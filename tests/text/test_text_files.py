@@ -133,6 +133,8 @@ TEMPLATES = {
     "none": "{{ messages }}",
     "other": "{{ messages }}[TOOLS]{{ tools }}",
     "functions": "{{ messages }}{{ tools }}<tool_call><function=",
+    "mistral": "{{ messages }}{{ tools }}[TOOL_CALLS][",
+    "newer mistral": "{{ messages }}{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]",
     "llama": "{{ messages }}{{ tools }}<|eot_id|>{'\"parameters\": '}",
 }
 
@@ -148,7 +150,9 @@ def test_formats_are_detected_or_named(tmp_path: Path) -> None:
         "chatml": (None, "hermes"),
         "none": (None, "hermes"),
         "other": (None, None),
-        "functions": (None, None),
+        "functions": (None, "qwen_xml"),
+        "mistral": (None, "mistral"),
+        "newer mistral": (None, "mistral_args"),
         "llama": (None, "llama3_json"),
     }
     named = TextBundle.from_folder(tmp_path / "none", reasoning_format="think", tool_format="glm")

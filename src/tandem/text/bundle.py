@@ -167,6 +167,7 @@ class TextBundle:
             expects_calls=expects_calls,
             parallel_tool_calls=options.parallel_tool_calls,
             drop_tool_calls=options.drop_tool_calls,
+            short_call_ids=self._tools is not None and self._tools.short_ids,
         )
         return OutputProcessor(self.tokenizer, parser, rules)
 

@@ -7,9 +7,14 @@ from tandem.text.reasoning import THINK, ReasoningFormat
 from tandem.text.tools.base import ToolFormat
 from tandem.text.tools.glm import GLM
 from tandem.text.tools.json_calls import HERMES, LLAMA3_JSON
+from tandem.text.tools.mistral import MISTRAL, MISTRAL_ARGS
+from tandem.text.tools.qwen_xml import QWEN_XML
 
 _REASONING = {THINK.name: THINK}
-_TOOLS = {tool_format.name: tool_format for tool_format in (GLM, HERMES, LLAMA3_JSON)}
+_TOOLS = {
+    tool_format.name: tool_format
+    for tool_format in (GLM, HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, QWEN_XML)
+}
 _OFF = "none"
 
 
@@ -33,7 +38,9 @@ def tool_format(name: str | None, template: str) -> ToolFormat | None:
         if "<arg_key>" in template:
             return GLM
         if "<tool_call>" in template:
-            return None if "<function=" in template else HERMES
+            return QWEN_XML if "<function=" in template else HERMES
+        if "[TOOL_CALLS]" in template:
+            return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
         if '"parameters": ' in template and "<|eot_id|>" in template:
             return LLAMA3_JSON
         return HERMES if template and "tools" not in template else None

@@ -34,6 +34,7 @@ class OutputRules:
     """Calls may come: whitespace beside them is not content."""
     parallel_tool_calls: bool = True
     drop_tool_calls: bool = False
+    short_call_ids: bool = False
 
 
 class OutputProcessor:
@@ -146,7 +147,9 @@ class OutputProcessor:
                 ToolCallDelta(
                     index=self._calls_seen - 1,
                     arguments=event.arguments,
-                    id=f"call_{secrets.token_hex(12)}",
+                    id=secrets.token_hex(5)[:9]
+                    if self._rules.short_call_ids
+                    else f"call_{secrets.token_hex(12)}",
                     name=event.name,
                 )
             )
@@ -155,3 +158,7 @@ class OutputProcessor:
 
     def _delta(self, draft: _Draft, logprobs: tuple[TokenLogprob, ...] = ()) -> Delta:
         return Delta("".join(draft.content), "".join(draft.reasoning), tuple(draft.calls), logprobs)
+
+
+def _new_id(short: bool) -> str:
+    return secrets.token_hex(5)[:9] if short else f"call_{secrets.token_hex(12)}"

@@ -85,5 +85,10 @@ class ToolFormat:
     """A call as a model of this format writes it."""
     separator: str = ""
     """Written between two calls."""
+    opening: str = ""
+    closing: str = ""
+    """Written once around all calls; the separator between them is then a must."""
+    short_ids: bool = False
+    """Ids of calls must be nine letters or digits: the templates refuse a history with others."""
     bare_start: str | None = None
     """At the very beginning of the content, this begins a call too (and is part of it)."""

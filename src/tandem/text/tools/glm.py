@@ -19,7 +19,8 @@ from typing import Any
 from tandem.text.scan import find_first, held_suffix, may_begin
 from tandem.text.tools.base import CallGrammar, CallParser, CallStatus, ToolFormat
 from tandem.text.tools.lark import lark_json, lark_string
-from tandem.text.tools.schema import ToolSpec, argument_json
+from tandem.text.tools.schema import ToolSpec
+from tandem.text.tools.values import ArgumentValue, spelled_values
 
 _CALL = "<tool_call>"
 _END_CALL = "</tool_call>"
@@ -29,30 +30,6 @@ _VALUE = "<arg_value>"
 _END_VALUE = "</arg_value>"
 _TAGS = (_CALL, _END_CALL, _KEY, _END_KEY, _VALUE, _END_VALUE)
 _NAME_SO_FAR = re.compile(r"\s*[A-Za-z0-9_.:/-]*(\s+[A-Za-z0-9_.:/-]*)?\s*")
-
-
-class _Value:
-    """One argument's value, turned into JSON as it arrives: strings at once, other types when whole."""
-
-    def __init__(self, types: frozenset[str], output: list[str]) -> None:
-        self._types = types
-        self._output = output
-        self._buffer = ""
-        self._streaming = types <= {"string"}
-        if self._streaming:
-            output.append('"')
-
-    def push(self, text: str) -> None:
-        if self._streaming:
-            self._output.append(json.dumps(text, ensure_ascii=False)[1:-1])
-            return
-        self._buffer += text
-        if self._types == {"string", "null"} and not "null".startswith(self._buffer.strip()):
-            self._streaming = True
-            self._output.append(json.dumps(self._buffer, ensure_ascii=False)[:-1])
-
-    def close(self) -> None:
-        self._output.append('"' if self._streaming else argument_json(self._buffer, self._types))
 
 
 class GlmCallParser(CallParser):
@@ -150,7 +127,7 @@ class GlmCallParser(CallParser):
         if not repeated:
             self._output.append((", " if self._given else "{") + json.dumps(key, ensure_ascii=False) + ": ")
             self._given.add(key)
-        value = _Value(self._tools[self.name].value_types(key), [] if repeated else self._output)
+        value = ArgumentValue(self._tools[self.name].value_types(key), [] if repeated else self._output)
         while self._text.startswith(_VALUE) or may_begin(self._text, (_VALUE,)):
             if self._text.startswith(_VALUE):
                 self._text = self._text[len(_VALUE) :]
@@ -161,7 +138,7 @@ class GlmCallParser(CallParser):
         yield from self._read_value(value)
         value.close()
 
-    def _read_value(self, value: _Value) -> Generator[None, None, None]:
+    def _read_value(self, value: ArgumentValue) -> Generator[None, None, None]:
         tags = (_END_VALUE, _END_CALL, _KEY)
         start = 0
         while True:
@@ -219,7 +196,7 @@ def _grammar(tool: ToolSpec, rule: str) -> CallGrammar:
 
 def _value_rule(rule: str, schema: object, tool: ToolSpec, types: frozenset[str]) -> str:
     """One value with its closing tag. Free strings are written bare, so nothing but their end is enforced."""
-    values = _spelled_values(schema)
+    values = spelled_values(schema)
     if values is not None:
         body = " | ".join(lark_string(value) for value in values)
         return f"{rule}: ({body}) {lark_string(_END_VALUE)}"
@@ -227,16 +204,6 @@ def _value_rule(rule: str, schema: object, tool: ToolSpec, types: frozenset[str]
         return f"{rule}[lazy]: /(?s:.)*<\\/arg_value>/"
     json_rule = lark_json(schema, tool.parameters, lenient=not tool.strict)
     return f"{rule}: {json_rule} {lark_string(_END_VALUE)}"
-
-
-def _spelled_values(schema: object) -> list[str] | None:
-    """The allowed values of an enum or const as this format writes them: strings bare, the rest as JSON."""
-    if not isinstance(schema, dict):
-        return None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list) or not values:
-        return None
-    return [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
 
 
 def _write_call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ _NUMBER_OR_WORD_ENDS = frozenset(",}] \t\r\n")
 _SPACE = frozenset(" \t\r\n")
 
 
-class _NotACallError(Exception):
+class NotACallError(Exception):
     """The text is no JSON object of a call."""
 
 
@@ -45,7 +45,7 @@ class JsonCallParser(CallParser):
     def _read(self) -> Iterator[None]:
         try:
             yield from self._read_object()
-        except _NotACallError:
+        except NotACallError:
             if self.name is None:
                 self.status = CallStatus.REJECTED
                 return
@@ -60,22 +60,26 @@ class JsonCallParser(CallParser):
         self.status = CallStatus.DONE
 
     def _read_object(self) -> Generator[None, None, None]:
+        """One call, from its first character on; sets ``name``."""
         if (yield from self._next_mark()) != "{":
-            raise _NotACallError
+            raise NotACallError
+        yield from self._read_members()
+
+    def _read_members(self) -> Generator[None, None, None]:
         seen_arguments = False
         while (mark := (yield from self._next_mark())) != "}":
             if mark == ",":
                 continue
             if mark != '"':
-                raise _NotACallError
+                raise NotACallError
             key = yield from self._string()
             if (yield from self._next_mark()) != ":":
-                raise _NotACallError
+                raise NotACallError
             first = yield from self._next_mark()
             if key == "name" and self.name is None:
                 name = (yield from self._string()) if first == '"' else ""
                 if name not in self._tools:
-                    raise _NotACallError
+                    raise NotACallError
                 self.name = name
                 self._hand_out(0 if not seen_arguments else 1)
             elif key in _ARGUMENTS and not seen_arguments:
@@ -84,7 +88,7 @@ class JsonCallParser(CallParser):
             elif key in _OTHER_MEMBERS or self.name is not None:
                 yield from self._drain(first)
             else:
-                raise _NotACallError
+                raise NotACallError
         if self.name is not None:
             self._hand_out(0)
             if not seen_arguments:
@@ -156,7 +160,7 @@ class JsonCallParser(CallParser):
         try:
             value: str = json.loads("".join(raw) + '"', strict=False)
         except ValueError as error:
-            raise _NotACallError from error
+            raise NotACallError from error
         return value
 
     def _value(self, first: str) -> Iterator[str | None]:
@@ -198,25 +202,31 @@ class JsonCallParser(CallParser):
         yield "".join(pieces)
 
 
-def _object_grammar(tool: ToolSpec, word: str) -> str:
+def parameters_grammar(tool: ToolSpec) -> str:
+    """A ``%json`` item for the object of a tool's arguments."""
     schema = {"type": "object", **tool.parameters} if tool.parameters else _NO_PARAMETERS
+    return lark_json(schema, lenient=not tool.strict)
+
+
+def object_grammar(tool: ToolSpec, word: str) -> str:
+    """The whole object of a call; ``word`` names the member that holds the arguments."""
     head = lark_string(f'{{"name": {json.dumps(tool.name)}, "{word}": ')
-    return f'{head} {lark_json(schema, lenient=not tool.strict)} "}}"'
+    return f'{head} {parameters_grammar(tool)} "}}"'
 
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _hermes_grammar(tool: ToolSpec, rule: str) -> CallGrammar:
-    body = _object_grammar(tool, "arguments")
+    body = object_grammar(tool, "arguments")
     return CallGrammar(rule, f'{rule}: "{_OPEN}" "\\n"? {body} "\\n"? "{_CLOSE}"')
 
 
 def _llama3_grammar(tool: ToolSpec, rule: str) -> CallGrammar:
-    return CallGrammar(rule, f"{rule}: {_object_grammar(tool, 'parameters')}")
+    return CallGrammar(rule, f"{rule}: {object_grammar(tool, 'parameters')}")
 
 
-def _write_object(name: str, word: str, arguments: Mapping[str, Any]) -> str:
+def write_object(name: str, word: str, arguments: Mapping[str, Any]) -> str:
     return json.dumps({"name": name, word: arguments}, ensure_ascii=False)
 
 
@@ -226,7 +236,7 @@ HERMES = ToolFormat(
     tags=(_OPEN, _CLOSE),
     parser=lambda tools: JsonCallParser(tools, (_CLOSE,)),
     grammar=_hermes_grammar,
-    write_call=lambda name, arguments: f"{_OPEN}\n{_write_object(name, 'arguments', arguments)}\n{_CLOSE}",
+    write_call=lambda name, arguments: f"{_OPEN}\n{write_object(name, 'arguments', arguments)}\n{_CLOSE}",
     separator="\n",
 )
 LLAMA3_JSON = ToolFormat(
@@ -235,6 +245,6 @@ LLAMA3_JSON = ToolFormat(
     tags=("<|python_tag|>",),
     parser=lambda tools: JsonCallParser(tools, (";",)),
     grammar=_llama3_grammar,
-    write_call=lambda name, arguments: _write_object(name, "parameters", arguments),
+    write_call=lambda name, arguments: write_object(name, "parameters", arguments),
     bare_start="{",
 )

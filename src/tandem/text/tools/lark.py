@@ -51,9 +51,13 @@ def calls_grammar(
     """At least one call of the given tools, exactly one if ``single``; or ``otherwise``, another answer in
     whole. ``lead`` allows blank lines first."""
     grammars = [tool_format.grammar(tool, f"call_{number}") for number, tool in enumerate(tools)]
-    calls = "call" if single else f"call ({lark_string(tool_format.separator)}? call){{0,{MAX_CALLS - 1}}}"
-    if not tool_format.separator and not single:
-        calls = f"call call{{0,{MAX_CALLS - 1}}}"
+    calls = "call"
+    if not single:
+        separator = lark_string(tool_format.separator) if tool_format.separator else ""
+        maybe = "?" if separator and not tool_format.opening else ""
+        calls = f"call ({separator}{maybe} call){{0,{MAX_CALLS - 1}}}"
+    if tool_format.opening:
+        calls = f"{lark_string(tool_format.opening)} {calls} {lark_string(tool_format.closing)}"
     return "\n".join(
         [
             f"start: {LEAD if lead else ''} {'calls' if otherwise is None else '(calls | otherwise)'}",
