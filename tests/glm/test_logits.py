@@ -83,6 +83,28 @@ def test_decay_without_a_lower_bound(tmp_path: Path) -> None:
     assert relative_error(found, reference(ids)) < BOUND
 
 
+def test_weights_in_bfloat16(tmp_path: Path) -> None:
+    """As the released checkpoint stores them: all but the residual streams' and the decays' and the
+    router's constants.
+    """
+    in_full = ("hc.fn", "hc.base", "hc.scale", "A_log", "dt_bias", "correction_bias")
+    reference = Oracle(text_config(), seed=8)
+    for name, weight in reference.named_parameters():
+        if not name.endswith(in_full):
+            weight.copy_(weight.bfloat16())
+    folder = reference.save(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    endings = tuple(name.replace("hc.", "_") for name in in_full)
+    kept = {name: value if name.endswith(endings) else value.bfloat16() for name, value in tensors.items()}
+    assert sum(value.dtype == torch.float32 for value in kept.values()) == 6 * 5 + 2 * 4 + 4
+    save_file(kept, folder / "model.safetensors")
+    ids = tokens(200)
+    rig = Rig(build_stages(folder))
+    rig.open(0, 200)
+    found = torch.cat((rig.prefill(0, ids[:150]), rig.steps(0, ids, 150, rows=5)))
+    assert relative_error(found, reference(ids)) < BOUND
+
+
 def test_a_tied_head(tmp_path: Path) -> None:
     """The checkpoint has no lm_head: the embedding serves for both."""
     reference = Oracle(text_config(tie_word_embeddings=True), seed=7)

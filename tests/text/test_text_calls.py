@@ -39,6 +39,14 @@ def test_c2_glm_calls_do_not_depend_on_splits(name: str) -> None:
     assert outcome["content"].strip() in ("", "Let me see.")
 
 
+def test_c2_two_glm_calls_for_every_cut_in_two_and_five_hundred_at_random() -> None:
+    text, expected = GLM_TEXTS["two calls"]
+    whole = parse(GLM, [text])
+    assert arguments(whole) == expected
+    for pieces in [[text[:at], text[at:]] for at in range(len(text))] + splits(text, 500):
+        assert parse(GLM, pieces) == whole, pieces
+
+
 @pytest.mark.parametrize("name", HERMES_TEXTS)
 def test_c2_hermes_calls_do_not_depend_on_splits(name: str) -> None:
     text, expected = HERMES_TEXTS[name]
