@@ -171,7 +171,7 @@ def test_values_are_shown_without_secrets(name: str, value: object, shown: str) 
         (["--keepalive", "99"], "at most 15 s"),
         (["--keepalive", "nan"], "keep-alive"),
         (["--stall-timeout", "0"], "stall_timeout_s must be above 0"),
-        (["--context", "many"], "A number of tokens was expected"),
+        (["--context", "many"], "--context is a number of tokens; found: 'many'"),
     ],
 )
 def test_a_limit_out_of_range_is_one_line(tandem: Tandem, flags: list[str], said: str) -> None:

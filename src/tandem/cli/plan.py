@@ -82,7 +82,7 @@ def plan(
     question = PlanQuestion(
         model=model,
         cards=parse_hardware(cards),
-        context_tokens=parse_tokens(context) if context else None,
+        context_tokens=parse_tokens(context, "--context") if context else None,
         kv_format=kv,
         slots=slots,
         drafter=drafter,

@@ -169,7 +169,7 @@ def fit(
     if (recipe_id is None) != every:
         raise SettingsError("One recipe's id, or --all", remedy="tandem recipes fit --all --hw 2x64GiB")
     hardware = parse_hardware(hw)
-    tokens = parse_tokens(context) if context is not None else None
+    tokens = parse_tokens(context, "--context") if context is not None else None
     catalogue = open_catalogue()
 
     def changed(subject: FitSubject) -> FitSubject:

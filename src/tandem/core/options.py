@@ -123,8 +123,8 @@ def resolve_options(kind: type[OptionsT], layers: Sequence[SettingsLayer]) -> Re
     return Resolved(kind(**values), sources)
 
 
-def parse_tokens(text: str) -> int:
-    """A number of tokens: ``393216``, ``384k`` or ``1m`` (binary units). Raises SettingsError."""
+def parse_tokens(text: str, named: str = "A context") -> int:
+    """A number of tokens: ``393216``, ``384k`` or ``1m`` (binary units). Raises SettingsError, on ``named``."""
     cleaned = text.strip().lower().replace(",", "").replace("_", "")
     scale = {"k": 1024, "m": 1024**2}.get(cleaned[-1:], 1)
     digits = cleaned[:-1] if scale > 1 else cleaned
@@ -133,5 +133,5 @@ def parse_tokens(text: str) -> int:
     except (ValueError, OverflowError):
         tokens = 0
     if tokens < 1:
-        raise SettingsError(f"A number of tokens was expected, not {text!r}", remedy="393216, 384k or 1m")
+        raise SettingsError(f"{named} is a number of tokens", found=repr(text), remedy="393216, 384k or 1m")
     return tokens
