@@ -124,7 +124,7 @@ def resolve_options(kind: type[OptionsT], layers: Sequence[SettingsLayer]) -> Re
 
 
 def parse_tokens(text: str, named: str = "A context") -> int:
-    """A number of tokens: ``393216``, ``384k`` or ``1m`` (binary units). Raises SettingsError, on ``named``."""
+    """A number of tokens: ``393216``, ``384k`` or ``1m`` (binary). Raises SettingsError on ``named``."""
     cleaned = text.strip().lower().replace(",", "").replace("_", "")
     scale = {"k": 1024, "m": 1024**2}.get(cleaned[-1:], 1)
     digits = cleaned[:-1] if scale > 1 else cleaned
