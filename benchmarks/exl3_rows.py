@@ -1,6 +1,6 @@
 """EXL3 row products of GLM-5.3-Flash's shapes on one card: time, weights and bytes a second, by block shape.
 
-    python benchmarks/exl3_rows.py [--shapes 4,8,2,2 4,4,3,3] [--out FILE]
+    python benchmarks/exl3_rows.py [--shapes 8,4,2,4,5 8,4,1,4,5] [--out FILE]
 
 Each product is captured in a CUDA graph over several copies of its weights, so that the cache does not help
 and launches do not count. The integer product alone is timed.
@@ -36,10 +36,17 @@ CASES = [
 ]
 
 
-def build(define: tuple[int, int, tuple[int, int, int, int]]) -> None:
-    bits, rows, (tiles, warps, depth, blocks) = define
+def build(define: tuple[int, int, tuple[int, ...]]) -> None:
+    bits, rows, (tiles, warps, depth, blocks, left) = define
     source = SOURCE.with_defines(
-        BITS_A=bits, BITS_B=bits, ROWS=rows, TILES=tiles, WARPS=warps, DEPTH=depth, BLOCKS=blocks
+        BITS_A=bits,
+        BITS_B=bits,
+        ROWS=rows,
+        TILES=tiles,
+        WARPS=warps,
+        DEPTH=depth,
+        BLOCKS=blocks,
+        SHIFTED_LEFT=left,
     )
     compile_cubin(source, "sm_90", CUBINS)
 
@@ -96,18 +103,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", default=["4,8,2,2"])
+    parser.add_argument("--shapes", nargs="+", default=["8,4,2,4,5"])
     parser.add_argument("--splits", nargs="+", type=int, default=[1, 2, 3, 4, 5, 6, 8, 12])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--cases", nargs="+", type=int, default=list(range(len(CASES))))
     options = parser.parse_args()
     shapes = [tuple(int(x) for x in shape.split(",")) for shape in options.shapes]
-    wanted = {(case[6], row_bucket(case[7]), shape) for case in CASES for shape in shapes}
+    wanted = {(case[6], row_bucket(case[7]), shape) for case in (CASES[i] for i in options.cases) for shape in shapes}
     with ProcessPoolExecutor() as pool:
         list(pool.map(build, sorted(wanted)))
     device = torch.device("cuda", 0)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     records = []
-    for name, groups, matrices, jobs, inputs, outputs, bits, rows in CASES:
+    for name, groups, matrices, jobs, inputs, outputs, bits, rows in (CASES[i] for i in options.cases):
         copies = matrices if jobs > 1 else max(2, int(200e6 // (inputs * outputs * bits / 8)))
         stack = Exl3Stack.of(
             [

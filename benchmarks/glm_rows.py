@@ -6,6 +6,8 @@ python benchmarks/glm_rows.py [--profile]
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -35,11 +37,13 @@ def profile(rehearsal: Rehearsal, case: RowsCase) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         graph.replay()
         torch.cuda.synchronize()
-    totals: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in found.events():
-        totals[event.name, ""].append(event.device_time)
-    print(f"-- {case.name}")
-    for (name, _), times in sorted(totals.items(), key=lambda item: -sum(item[1])):
+    # Kernels begin before the one before them ends: what one adds to the step is from end to end.
+    totals: dict[str, list[float]] = defaultdict(list)
+    events = sorted(found.events(), key=lambda event: event.time_range.end)
+    for before, event in itertools.pairwise(events):
+        totals[event.name].append(event.time_range.end - before.time_range.end)
+    print(f"-- {case.name}: {(events[-1].time_range.end - events[0].time_range.end) / 1e3:.3f} ms")
+    for name, times in sorted(totals.items(), key=lambda item: -sum(item[1])):
         total = sum(times)
         print(f"{name[:40]:40s} {len(times):5d} x {total / len(times):8.2f} us = {total / 1e3:8.3f} ms")
 
@@ -49,10 +53,20 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--tokens", type=int, default=266240)
+    parser.add_argument("--layers", type=int, default=RELEASED.num_layers, help="a cut of the model")
+    parser.add_argument("--no-prefill", action="store_true")
     options = parser.parse_args()
+    spec = dataclasses.replace(
+        RELEASED,
+        num_layers=options.layers,
+        **{
+            name: getattr(RELEASED, name)[: options.layers]
+            for name in ("layer_is_mla", "layer_is_dense", "layer_shares_selection")
+        },
+    )
     pages = options.tokens // 256
     room = CacheRoom(pages, 256, 8, pages, eight_bit=False)
-    rehearsal = Rehearsal.build(RELEASED, RELEASED_BITS, room, torch.device("cuda", 0), Path("/tmp/cubins"))
+    rehearsal = Rehearsal.build(spec, RELEASED_BITS, room, torch.device("cuda", 0), Path("/tmp/cubins"))
     gib = 2**30
     sizes = [rehearsal.stage.weight_bytes, rehearsal.stage.cache_bytes, torch.cuda.memory_allocated()]
     weights, caches, allocated = (size / gib for size in sizes)
@@ -62,15 +76,16 @@ def main() -> None:
     for name, value in rehearsal.measure(STEPS if options.rows else STEPS[:1]).items():
         print(f"{name:20s} {value:8.3f}")
     sys.stdout.flush()
-    for chunk in (2048, 4096, 8192):
+    for chunk in () if options.no_prefill else (2048, 4096, 8192):
         print(f"prefill 8192, chunk {chunk}: {rehearsal.prefill(8192, chunk):.0f} tokens/s", flush=True)
-    if options.profile:
+    if options.profile and not options.no_prefill:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
             rehearsal.prefill(4096, 4096)
         print(
             found.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=45)
         )
-        for case in (STEPS[0], STEPS[5]) if options.rows else ():
+    if options.profile and options.rows:
+        for case in (STEPS[0], STEPS[5], STEPS[7]):
             profile(rehearsal, case)
 
 

@@ -23,8 +23,8 @@ from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "exl3_rows.cu")
 ROW_BUCKETS = (1, 2, 4, 8, 16)
-_SHARED_LIMIT_BYTES = 68 * 1024
-"""Three blocks a processor; more activations than fit are split along k."""
+_ACTIVATIONS_LIMIT_BYTES = 40 * 1024
+"""Of a block, four of which share a processor; more activations than fit are split along k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,10 @@ class Shape:
     """They share a block's outputs and divide k."""
     depth: int = 2
     """Loads in flight, in steps of a warp."""
-    blocks: int = 2
+    blocks: int = 4
     """Blocks a processor must be able to hold."""
+    shifted_left: int = 5
+    """Windows before this one are cut out on the multiplier's pipe, the others by masks."""
 
 
 DEFAULT_SHAPE = Shape()
@@ -58,7 +60,7 @@ def splits_for(
     anyway, nine, so that the last ones to end leave little idle.
     """
     k_tiles = inputs // 16
-    for_memory = -(-2 * row_bucket(most_rows) * (inputs + 16) // _SHARED_LIMIT_BYTES)
+    for_memory = -(-2 * row_bucket(most_rows) * (inputs + 16) // _ACTIVATIONS_LIMIT_BYTES)
     blocks = -(-outputs // (16 * shape.tiles)) * jobs
     wanted = 3 * processors // blocks if 2 * blocks <= 3 * processors else min(9 * processors // blocks, 4)
     return max(for_memory, min(wanted, k_tiles // (4 * shape.warps)), 1)
@@ -111,7 +113,9 @@ class Exl3Rows:
             DecodedRows(self.device, self.cache_dir).product(rows, stack, jobs, out, bucket)
             return
         per_split = -(-(stack.inputs // 16) // out.splits)
-        shared = max(2 * bucket * (per_split * 16 + 16), 2 * bucket * self.shape.tiles * 16 * 4)
+        per_warp = -(-per_split // self.shape.warps)
+        activations = 2 * bucket * (per_warp * self.shape.warps * 16 + 16)
+        totals = 4 * 2 * bucket * self.shape.tiles * 16
         self._module(stack.rates, bucket).launch(
             "product_rows",
             (-(-stack.widest // (16 * self.shape.tiles)), out.splits, stack.groups * jobs.most_jobs),
@@ -133,7 +137,7 @@ class Exl3Rows:
             jobs.capacity,
             stack.groups,
             int(jobs.fixed),
-            shared_bytes=shared,
+            shared_bytes=totals + activations,
         )
 
     def finish(self, sums: Sums, stack: Exl3Stack, jobs: Jobs, y: torch.Tensor, group: int = 0) -> None:
@@ -195,5 +199,6 @@ class Exl3Rows:
             WARPS=self.shape.warps,
             DEPTH=self.shape.depth,
             BLOCKS=self.shape.blocks,
+            SHIFTED_LEFT=self.shape.shifted_left,
         )
         return kernel_module(source, self.device, self.cache_dir)

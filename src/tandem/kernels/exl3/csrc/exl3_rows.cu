@@ -5,7 +5,8 @@
 // up, or two projections of one input): the same jobs over other matrices, with pairs of their own.
 //
 // Macros: BITS_A, BITS_B (1..8; a matrix has one of the two), ROWS (1, 2, 4, 8, 16: most pairs of a job),
-// TILES (n-tiles of 16 columns a warp holds), WARPS, DEPTH (loads in flight), BLOCKS (a processor, at least).
+// TILES (n-tiles of 16 columns a warp holds), WARPS, DEPTH (loads in flight), BLOCKS (a processor, at least),
+// SHIFTED_LEFT (see window_at).
 
 #include "exl3.cuh"
 
@@ -30,7 +31,10 @@
 #ifndef BLOCKS
 #define BLOCKS 2
 #endif
-#define PASSES ((ROWS + 7) / 8)
+#ifndef SHIFTED_LEFT
+#define SHIFTED_LEFT 6
+#endif
+#define PASSES ((ROWS + 3) / 4)  // of four rows each
 
 // x fp32 [rows, inputs] -> rotated fp32 [groups, pairs, inputs], peaks fp32 [groups, pairs, inputs / 128].
 // suh fp16 [groups, matrices, inputs]. Grid: (pairs, ceil(inputs / 128 / warps of a block), groups).
@@ -50,155 +54,176 @@ extern "C" __global__ void rotate_pairs(const float* x, const __half* suh,
                   peaks + out * (inputs / ROTATION));
 }
 
+// Weights are A (16 outputs by 8 inputs, four bytes each), activations B (8 columns: two halves of four rows).
 __device__ __forceinline__ void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The bytes of position P's codeword; a holds the lane's bits from its first window on, first bit on top.
-template <int BITS, int P>
-__device__ __forceinline__ u32 codeword(const u32 (&a)[3]) {
-    constexpr int word = (P * BITS) / 32, offset = (P * BITS) % 32;
-    u32 window;
-    if constexpr (offset + 16 <= 32) window = (a[word] >> (16 - offset)) & 0xffffu;
-    else window = __funnelshift_l(a[word + 1], a[word], offset) >> 16;
-    return window * 0x83DCD12Du;
+// Bits 16 - OFFSET .. 31 - OFFSET of v. A left shift can run on the multiplier's pipe, which has room; a mask
+// cannot: SHIFTED_LEFT says for how many of a tile's windows to prefer that.
+template <int OFFSET, bool LEFT>
+__device__ __forceinline__ u32 window_at(u32 v) {
+    if constexpr (OFFSET == 0) return v >> 16;
+    else if constexpr (OFFSET == 8) return __byte_perm(v, 0, 0x4421);
+    else if constexpr (OFFSET == 16) return v & 0xffffu;
+    else if constexpr (!LEFT) return (v >> (16 - OFFSET)) & 0xffffu;
+    else {
+        u32 shifted;
+        asm("shl.b32 %0, %1, %2;" : "=r"(shifted) : "r"(v), "n"(OFFSET));
+        return shifted >> 16;
+    }
 }
 
-// Rotated rows of a job -> two signed bytes a value in shared memory, for k-tiles [first, end).
-__device__ __forceinline__ void quantize_rows(i8* shared, int stride, const float* rotated, const float* peaks,
-                                              int pairs, int inputs, int first, int end, float* scale_out,
-                                              int* sums_out, bool publish) {
-    __shared__ float largest[ROWS];
-    __shared__ int total[ROWS];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, blocks = inputs / ROTATION;
-    for (int pair = warp; pair < pairs; pair += WARPS) {
-        float peak = 0.0f;
-        for (int i = lane; i < blocks; i += 32) peak = fmaxf(peak, peaks[(size_t)pair * blocks + i]);
-        peak = warp_max(peak);
-        if (lane == 0) {
-            largest[pair] = peak;
-            total[pair] = 0;
+// A lane's bits of a tile: eight windows of 16 bits, BITS apart.
+template <int BITS>
+struct LaneBits {
+    static constexpr int SPAN = 7 * BITS + 16;
+    static constexpr int WORDS = BITS >= 5 ? 3 : 2;  // they may begin anywhere in the first
+    // Where the word in the middle begins, so that few windows lie across two words.
+    static constexpr int CENTRE = BITS >= 5 ? (16 / BITS + 1) * BITS : SPAN - 32;
+    u32 head, centre, next, last;  // from bit 0, CENTRE, 32, 64
+
+    __device__ __forceinline__ void align(const u32 (&w)[WORDS], int shift) {
+        head = __funnelshift_l(w[1], w[0], shift);
+        if constexpr (WORDS == 2) {
+            if constexpr (CENTRE > 0) centre = __funnelshift_lc(w[1], w[0], shift + CENTRE);  // at most 32
+        } else {
+            next = __funnelshift_l(w[2], w[1], shift);
+            centre = __funnelshift_l(next, head, CENTRE);
+            if constexpr (SPAN > 64) last = w[2] << shift;
         }
     }
-    __syncthreads();
-    const int width = (end - first) * 16, pieces = (width + ROTATION - 1) / ROTATION;
-    for (int item = warp; item < ROWS * pieces; item += WARPS) {
-        const int pair = item / pieces, at = (item % pieces) * ROTATION + 4 * lane;
-        if (pair >= pairs) break;
+    // The bytes of position P's codeword.
+    template <int P>
+    __device__ __forceinline__ u32 codeword() const {
+        constexpr int at = P * BITS;
+        constexpr bool left = P < SHIFTED_LEFT;
+        u32 window;
+        if constexpr (at <= 16) window = window_at<at, left>(head);
+        else if constexpr (at >= CENTRE && at <= CENTRE + 16) window = window_at<at - CENTRE, left>(centre);
+        else if constexpr (at >= 32 && at <= 48) window = window_at<at - 32, left>(next);
+        else window = __funnelshift_l(last, next, at - 32) >> 16;
+        return window * 0x83DCD12Du;
+    }
+};
+
+// The warp's own k-tiles [first, end) of a job's rotated rows -> two signed bytes a value. Column 2 pair + half of
+// `columns` (0: high bytes, 1: low bytes) holds 16 bytes a k-tile: lane q of a quad finds its four inputs 2 q,
+// 2 q + 1, 2 q + 8, 2 q + 9 side by side. Every block does this; the first of a launch publishes scale and sums.
+__device__ __forceinline__ void quantize_rows(i8* columns, int stride, const float* rotated, const float* peaks,
+                                              int pairs, int inputs, int first, int end, float* scale_out,
+                                              int* totals, bool publish) {
+    const int lane = threadIdx.x & 31, blocks = inputs / ROTATION, width = (end - first) * 16;
+#pragma unroll 1
+    for (int pair = 0; pair < pairs; pair++) {
+        const float* row = rotated + (size_t)pair * inputs + first * 16;
+        const float* of_row = peaks + (size_t)pair * blocks;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (4 * lane < width) v = *(const float4*)(row + 4 * lane);
+        float peak = 0.0f;
+        for (int i = lane; i < blocks; i += 32) peak = fmaxf(peak, of_row[i]);
+        peak = warp_max(peak);
+        const float inverse = peak > 0.0f ? ACTIVATION_MAX / peak : 0.0f;
         int sum = 0;
-        if (at < width) {
-            const float inverse = largest[pair] > 0.0f ? ACTIVATION_MAX / largest[pair] : 0.0f;
-            const float4 v = *(const float4*)(rotated + (size_t)pair * inputs + first * 16 + at);
+        for (int at = 4 * lane; at < width; at += 128) {
+            if (at >= 128) v = *(const float4*)(row + at);
             const int a[4] = {__float2int_rn(v.x * inverse), __float2int_rn(v.y * inverse),
                               __float2int_rn(v.z * inverse), __float2int_rn(v.w * inverse)};
+            // Inputs j .. j + 3 of a tile, j = 0, 4, 8, 12: two for each of two neighbouring lanes.
+            const int j = at & 15, to = (at & ~15) + 2 * (j & 7) + (j >> 3) * 2;
             u32 high = 0, low = 0;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int top = (a[i] + 128) >> 8;
-                high |= (u32)(top & 255) << (8 * i);
+                high |= (u32)(((a[i] + 128) >> 8) & 255) << (8 * i);
                 low |= (u32)(a[i] & 255) << (8 * i);
                 sum += a[i];
             }
-            *(u32*)(shared + (2 * pair) * stride + at) = high;
-            *(u32*)(shared + (2 * pair + 1) * stride + at) = low;
+            i8* at_high = columns + (2 * pair) * stride + to;
+            *(u16*)at_high = (u16)high;
+            *(u16*)(at_high + 4) = (u16)(high >> 16);
+            *(u16*)(at_high + stride) = (u16)low;
+            *(u16*)(at_high + stride + 4) = (u16)(low >> 16);
         }
         if (publish) {
             sum = warp_sum(sum);
-            if (lane == 0) atomicAdd(&total[pair], sum);
+            if (lane == 0) {
+                atomicAdd(&totals[pair], sum);
+                scale_out[pair] = peak / ACTIVATION_MAX;
+            }
         }
     }
-    __syncthreads();
-    if (publish && threadIdx.x < pairs) {
-        sums_out[threadIdx.x] = total[threadIdx.x];
-        scale_out[threadIdx.x] = largest[threadIdx.x] / ACTIVATION_MAX;
-    }
+    __syncwarp();
 }
 
-//   MMA row   0..7 high bytes of pairs 0..7,   8..15 low bytes of the same pairs
-//   MMA k     four times each input row: the four bytes of a codeword meet the same activation
-//
-// The first tiles are asked for before `prepare` puts the activations in place.
+// One warp's k-tiles [first, end) times TILES n-tiles. Lane t of a warp owns positions 8 t .. 8 t + 7 of a tile: inputs
+// 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of outputs r (first four) and r + 8. An activation meets each of the four bytes of
+// a codeword: B repeats it four times. The first tiles are asked for before `prepare` puts the activations
+// (`columns`, as above) in place.
 template <int BITS, class Prepare>
-__device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][2][4], const u32* matrix, const i8* shared,
+__device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][4], const u32* matrix, const i8* columns,
                                          int stride, int first, int end, int n_tiles, int n_tile,
                                          const Prepare& prepare) {
-    constexpr int WORDS = 8 * BITS;           // 32-bit words of a tile
-    constexpr bool three = BITS >= 5;         // shift + 16 + 7 BITS can pass 64 bits
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane & 3, r = lane >> 2;
-    // Lane t owns positions 8 t .. 8 t + 7; its first window begins at bit 8 t BITS + BITS - 16 of the ring.
+    constexpr int WORDS = 8 * BITS;  // 32-bit words of a tile
+    constexpr int LANE_WORDS = LaneBits<BITS>::WORDS;
+    const int lane = threadIdx.x & 31, q = lane & 3, r = lane >> 2;
+    // The first window begins at bit 8 t BITS + BITS - 16 of the ring.
     const int start = 8 * lane * BITS + BITS - 16, shift = start & 31;
     const int w0 = ((start >> 5) + WORDS) % WORDS, w1 = (w0 + 1) % WORDS, w2 = (w0 + 2) % WORDS;
-    const size_t step = (size_t)WARPS * n_tiles * WORDS;
-    const u32* p0 = matrix + ((size_t)(first + warp) * n_tiles + n_tile) * WORDS + w0;
+    const size_t step = (size_t)n_tiles * WORDS;
+    const u32* p0 = matrix + ((size_t)first * n_tiles + n_tile) * WORDS + w0;
     const u32* p1 = p0 + (w1 - w0);
     const u32* p2 = p0 + (w2 - w0);
-    const int steps = (end - first - warp + WARPS - 1) / WARPS;
+    const int steps = end - first;
 
-    u32 next[DEPTH][TILES][three ? 3 : 2];
-    const auto load = [&](u32 (&to)[TILES][three ? 3 : 2]) {
+    u32 next[DEPTH][TILES][LANE_WORDS];
+    const auto load = [&](u32 (&to)[TILES][LANE_WORDS]) {
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             to[i][0] = __ldg(p0 + i * WORDS);
             to[i][1] = __ldg(p1 + i * WORDS);
-            if constexpr (three) to[i][2] = __ldg(p2 + i * WORDS);
+            if constexpr (LANE_WORDS == 3) to[i][2] = __ldg(p2 + i * WORDS);
         }
         p0 += step;
         p1 += step;
-        if constexpr (three) p2 += step;
+        if constexpr (LANE_WORDS == 3) p2 += step;
     };
 #pragma unroll
     for (int d = 0; d < DEPTH; d++)
         if (d < steps) load(next[d]);
     prepare();
 
-    const i8* rows[PASSES];
-    u32 live[PASSES];
+    // Columns past the last repeat it: their sums are dropped.
+    const i8* column[PASSES];
 #pragma unroll
-    for (int p = 0; p < PASSES; p++) {
-        const int pair = p * 8 + r;
-        rows[p] = shared + 2 * min(pair, ROWS - 1) * stride + warp * 16 + 2 * q;
-        live[p] = pair < ROWS ? 0xffffffffu : 0u;
-    }
-    const auto compute = [&](u32 (&from)[TILES][three ? 3 : 2], bool more) {
-        u32 a[TILES][3];
+    for (int p = 0; p < PASSES; p++) column[p] = columns + min(8 * p + r, 2 * ROWS - 1) * stride + 4 * q;
+    const auto compute = [&](u32 (&from)[TILES][LANE_WORDS], bool more) {
+        LaneBits<BITS> bits[TILES];
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            a[i][0] = __funnelshift_l(from[i][1], from[i][0], shift);
-            if constexpr (three) {
-                a[i][1] = __funnelshift_l(from[i][2], from[i][1], shift);
-                a[i][2] = from[i][2] << shift;
-            } else {
-                a[i][1] = from[i][1] << shift;
-                a[i][2] = 0;
-            }
-        }
+        for (int i = 0; i < TILES; i++) bits[i].align(from[i], shift);
         if (more) load(from);
-        u32 A[PASSES][8];
+        u32 B[PASSES][4];
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
-            const u32 h0 = *(const u16*)rows[p] & live[p], h1 = *(const u16*)(rows[p] + 8) & live[p];
-            const u32 l0 = *(const u16*)(rows[p] + stride) & live[p];
-            const u32 l1 = *(const u16*)(rows[p] + stride + 8) & live[p];
-            A[p][0] = __byte_perm(h0, 0, 0x0000); A[p][1] = __byte_perm(l0, 0, 0x0000);
-            A[p][2] = __byte_perm(h0, 0, 0x1111); A[p][3] = __byte_perm(l0, 0, 0x1111);
-            A[p][4] = __byte_perm(h1, 0, 0x0000); A[p][5] = __byte_perm(l1, 0, 0x0000);
-            A[p][6] = __byte_perm(h1, 0, 0x1111); A[p][7] = __byte_perm(l1, 0, 0x1111);
-            rows[p] += WARPS * 16;
+            const u32 four = *(const u32*)column[p];
+            B[p][0] = __byte_perm(four, 0, 0x0000);
+            B[p][1] = __byte_perm(four, 0, 0x1111);
+            B[p][2] = __byte_perm(four, 0, 0x2222);
+            B[p][3] = __byte_perm(four, 0, 0x3333);
+            column[p] += 16;
         }
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            const u32 x0 = codeword<BITS, 0>(a[i]), x1 = codeword<BITS, 1>(a[i]), x2 = codeword<BITS, 2>(a[i]),
-                      x3 = codeword<BITS, 3>(a[i]), x4 = codeword<BITS, 4>(a[i]), x5 = codeword<BITS, 5>(a[i]),
-                      x6 = codeword<BITS, 6>(a[i]), x7 = codeword<BITS, 7>(a[i]);
+            const u32 x0 = bits[i].template codeword<0>(), x1 = bits[i].template codeword<1>(),
+                      x4 = bits[i].template codeword<4>(), x5 = bits[i].template codeword<5>(),
+                      x2 = bits[i].template codeword<2>(), x3 = bits[i].template codeword<3>(),
+                      x6 = bits[i].template codeword<6>(), x7 = bits[i].template codeword<7>();
 #pragma unroll
             for (int p = 0; p < PASSES; p++) {
-                mma(acc[p][i][0], A[p][0], A[p][1], A[p][2], A[p][3], x0, x1);
-                mma(acc[p][i][1], A[p][0], A[p][1], A[p][2], A[p][3], x4, x5);
-                mma(acc[p][i][0], A[p][4], A[p][5], A[p][6], A[p][7], x2, x3);
-                mma(acc[p][i][1], A[p][4], A[p][5], A[p][6], A[p][7], x6, x7);
+                mma(acc[p][i], x0, x4, x1, x5, B[p][0], B[p][1]);
+                mma(acc[p][i], x2, x6, x3, x7, B[p][2], B[p][3]);
             }
         }
     };
@@ -216,7 +241,8 @@ __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][2][4], const 
 // outputs int32 [groups, matrices]. job_start [jobs + 1] in pairs, job_matrix [jobs], the same for all groups.
 // fixed_jobs: no earlier kernel writes them, so that weights can be asked for before its end.
 // -> partial int32 [splits, groups * pairs, 2, pitch], sums [splits, groups * pairs], scale [groups * pairs].
-// Grid: (widest outputs / (16 TILES), splits, groups * most jobs); every WARPS-th k-tile of a split is a warp's.
+// Grid: (widest outputs / (16 TILES), splits, groups * most jobs); a split's k-tiles are divided among the warps.
+// Dynamic shared memory: totals int32 [2 ROWS, 16 TILES], then 2 ROWS columns of activations (column_stride).
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     product_rows(const unsigned long long* trellis, const int* bits,
                  const int* outputs_of, const float* rotated,
@@ -224,8 +250,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
                  const int* job_matrix, const int* job_count, int* partial,
                  int* sums, float* scale, int inputs, int pitch, int matrices,
                  int pair_capacity, int groups, int fixed_jobs) {
-    extern __shared__ __align__(16) i8 shared[];
+    constexpr int OUTPUTS = TILES * 16;
+    extern __shared__ __align__(16) int totals[];
+    __shared__ int row_sums[ROWS];
     let_next_begin();
+    for (int i = threadIdx.x; i < 2 * ROWS * OUTPUTS; i += WARPS * 32) totals[i] = 0;
+    if (threadIdx.x < ROWS) row_sums[threadIdx.x] = 0;
+    __syncthreads();
     if (!fixed_jobs) wait_for_earlier();
     // The last job comes first: a shared expert has more bits than the others.
     const int most_jobs = gridDim.z / groups, group = blockIdx.z / most_jobs;
@@ -233,59 +264,56 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     if (job < 0) return;
     const int matrix = group * matrices + job_matrix[job];
     const int outputs = outputs_of[matrix];
-    if (blockIdx.x * TILES * 16 >= outputs) return;
+    if (blockIdx.x * OUTPUTS >= outputs) return;
+    const int warp = threadIdx.x >> 5;
     const int k_tiles = inputs / 16, per_split = (k_tiles + gridDim.y - 1) / gridDim.y;
-    const int first = blockIdx.y * per_split, end = min(k_tiles, first + per_split);
-    const int stride = per_split * 16 + 16;  // + 16: rows in different banks
+    const int per_warp = (per_split + WARPS - 1) / WARPS, stride = WARPS * per_warp * 16 + 16;  // + 16: other banks
+    const int end_split = min(k_tiles, (int)(blockIdx.y + 1) * per_split);
+    const int first = min(end_split, (int)blockIdx.y * per_split + warp * per_warp);
+    const int end = min(end_split, first + per_warp);
     const int pair = group * pair_capacity + job_start[job];
     const int pairs = min(job_start[job + 1] - job_start[job], ROWS);
     const size_t of_split = (size_t)blockIdx.y * groups * pair_capacity + pair;
+    i8* columns = (i8*)(totals + 2 * ROWS * OUTPUTS) + warp * per_warp * 16;
 
     const auto prepare = [&] {
         if (fixed_jobs) wait_for_earlier();
-        quantize_rows(shared, stride, rotated + (size_t)pair * inputs, peaks + (size_t)pair * (inputs / ROTATION),
-                      pairs, inputs, first, end, scale + pair, sums + of_split, blockIdx.x == 0);
+        quantize_rows(columns, stride, rotated + (size_t)pair * inputs, peaks + (size_t)pair * (inputs / ROTATION),
+                      pairs, inputs, first, end, scale + pair, row_sums, blockIdx.x == 0);
     };
-    int acc[PASSES][TILES][2][4];
+    int acc[PASSES][TILES][4];
 #pragma unroll
     for (int p = 0; p < PASSES; p++)
 #pragma unroll
         for (int i = 0; i < TILES; i++)
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) acc[p][i][h][j] = 0;
+            for (int j = 0; j < 4; j++) acc[p][i][j] = 0;
     const u32* tiles = (const u32*)trellis[matrix];
     if (BITS_A == BITS_B || bits[matrix] == BITS_A)
-        multiply<BITS_A>(acc, tiles, shared, stride, first, end, outputs / 16, blockIdx.x * TILES, prepare);
+        multiply<BITS_A>(acc, tiles, columns, stride, first, end, outputs / 16, blockIdx.x * TILES, prepare);
     else
-        multiply<BITS_B>(acc, tiles, shared, stride, first, end, outputs / 16, blockIdx.x * TILES, prepare);
+        multiply<BITS_B>(acc, tiles, columns, stride, first, end, outputs / 16, blockIdx.x * TILES, prepare);
 
-    // Sums over the warps: integers, so any order gives the same. Rows past `pairs` held stale bytes: dropped.
-    constexpr int columns = TILES * 16;
+    // Sums over the warps: integers, so any order gives the same. Lane q of a quad has row 4 p + q; rows past
+    // `pairs` held stale bytes and are dropped.
     const int q = threadIdx.x & 3, r = (threadIdx.x & 31) >> 2;
-    __syncthreads();
-    int* totals = (int*)shared;
-    for (int i = threadIdx.x; i < 2 * pairs * columns; i += WARPS * 32) totals[i] = 0;
-    __syncthreads();
 #pragma unroll
-    for (int p = 0; p < PASSES; p++)
+    for (int p = 0; p < PASSES; p++) {
+        const int row = 4 * p + q;
+        if (row >= pairs) continue;
 #pragma unroll
-        for (int i = 0; i < TILES; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int column = i * 16 + h * 8 + 2 * q, row = p * 8 + r;
-                if (row < pairs) {
-                    int* at = totals + row * 2 * columns + column;
-                    atomicAdd(at, acc[p][i][h][0]);
-                    atomicAdd(at + 1, acc[p][i][h][1]);
-                    atomicAdd(at + columns, acc[p][i][h][2]);
-                    atomicAdd(at + columns + 1, acc[p][i][h][3]);
-                }
-            }
+        for (int i = 0; i < TILES; i++) {
+            int* at = totals + row * 2 * OUTPUTS + i * 16 + r;
+            atomicAdd(at, acc[p][i][0]);
+            atomicAdd(at + OUTPUTS, acc[p][i][1]);
+            atomicAdd(at + 8, acc[p][i][2]);
+            atomicAdd(at + OUTPUTS + 8, acc[p][i][3]);
+        }
+    }
     __syncthreads();
-    for (int i = threadIdx.x; i < pairs * 2 * columns; i += WARPS * 32)
-        partial[(of_split * 2 + i / columns) * pitch + blockIdx.x * columns + i % columns] = totals[i];
+    for (int i = threadIdx.x; i < pairs * 2 * OUTPUTS; i += WARPS * 32)
+        partial[(of_split * 2 + i / OUTPUTS) * pitch + blockIdx.x * OUTPUTS + i % OUTPUTS] = totals[i];
+    if (blockIdx.x == 0 && threadIdx.x < pairs) sums[of_split + threadIdx.x] = row_sums[threadIdx.x];
 }
 
 // One group's pairs -> y fp32 [pairs, outputs]. Grid: (pairs, ceil(outputs / 128 / warps of a block)).
