@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--tokens", type=int, default=266240)
     parser.add_argument("--layers", type=int, default=RELEASED.num_layers, help="a cut of the model")
+    parser.add_argument("--cases", nargs="+", type=int, default=list(range(len(STEPS))))
     parser.add_argument("--no-prefill", action="store_true")
     options = parser.parse_args()
     spec = dataclasses.replace(
@@ -73,7 +74,7 @@ def main() -> None:
     print(
         f"load {rehearsal.load_seconds:.1f} s, GiB: w {weights:.2f}, caches {caches:.2f}, all {allocated:.2f}"
     )
-    for name, value in rehearsal.measure(STEPS if options.rows else STEPS[:1]).items():
+    for name, value in rehearsal.measure([STEPS[i] for i in options.cases] if options.rows else STEPS[:1]).items():
         print(f"{name:20s} {value:8.3f}")
     sys.stdout.flush()
     for chunk in () if options.no_prefill else (2048, 4096, 8192):
