@@ -109,7 +109,11 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", type=int, default=list(range(len(CASES))))
     options = parser.parse_args()
     shapes = [tuple(int(x) for x in shape.split(",")) for shape in options.shapes]
-    wanted = {(case[6], row_bucket(case[7]), shape) for case in (CASES[i] for i in options.cases) for shape in shapes}
+    wanted = {
+        (case[6], row_bucket(case[7]), shape)
+        for case in (CASES[i] for i in options.cases)
+        for shape in shapes
+    }
     with ProcessPoolExecutor() as pool:
         list(pool.map(build, sorted(wanted)))
     device = torch.device("cuda", 0)

@@ -74,7 +74,9 @@ def main() -> None:
     print(
         f"load {rehearsal.load_seconds:.1f} s, GiB: w {weights:.2f}, caches {caches:.2f}, all {allocated:.2f}"
     )
-    for name, value in rehearsal.measure([STEPS[i] for i in options.cases] if options.rows else STEPS[:1]).items():
+    for name, value in rehearsal.measure(
+        [STEPS[i] for i in options.cases] if options.rows else STEPS[:1]
+    ).items():
         print(f"{name:20s} {value:8.3f}")
     sys.stdout.flush()
     for chunk in () if options.no_prefill else (2048, 4096, 8192):

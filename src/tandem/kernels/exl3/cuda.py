@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.exl3.decoded import DecodedRows, splits_of
-from tandem.kernels.exl3.operands import Exl3Stack, Inputs, Jobs, Sums
+from tandem.kernels.exl3.operands import Beside, Exl3Stack, Gated, Inputs, Jobs, Sums
 from tandem.kernels.exl3.reference import ROTATION
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
@@ -106,19 +106,34 @@ class Exl3Rows:
             self.shape,
         )
 
-    def product(self, rows: Inputs, stack: Exl3Stack, jobs: Jobs, out: Sums, most_rows: int) -> None:
-        """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16."""
+    def product(
+        self,
+        rows: Inputs,
+        stack: Exl3Stack,
+        jobs: Jobs,
+        out: Sums,
+        most_rows: int,
+        beside: Beside | None = None,
+        gated: Gated | None = None,
+    ) -> None:
+        """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16. ``beside``, ``gated``: only with
+        integer stacks.
+        """
         bucket = row_bucket(most_rows)
         if not stack.integer:
+            assert beside is None and gated is None
             DecodedRows(self.device, self.cache_dir).product(rows, stack, jobs, out, bucket)
             return
         per_split = -(-(stack.inputs // 16) // out.splits)
         per_warp = -(-per_split // self.shape.warps)
         activations = 2 * bucket * (per_warp * self.shape.warps * 16 + 16)
         totals = 4 * 2 * bucket * self.shape.tiles * 16
+        dense_outputs, dense_inputs = beside.weight.shape if beside else (0, 0)
+        dense_blocks = -(-dense_outputs // (self.shape.warps * out.splits))
+        blocks = -(-stack.widest // (16 * self.shape.tiles))
         self._module(stack.rates, bucket).launch(
             "product_rows",
-            (-(-stack.widest // (16 * self.shape.tiles)), out.splits, stack.groups * jobs.most_jobs),
+            (dense_blocks + blocks, out.splits, stack.groups * jobs.most_jobs),
             (self.shape.warps * 32, 1, 1),
             stack.addresses,
             stack.bits,
@@ -137,6 +152,19 @@ class Exl3Rows:
             jobs.capacity,
             stack.groups,
             int(jobs.fixed),
+            beside.weight if beside else None,
+            beside.x if beside else None,
+            beside.y if beside else None,
+            dense_blocks,
+            dense_outputs,
+            dense_inputs,
+            beside.x.shape[0] if beside else 0,
+            stack.svh[0] if gated else None,
+            gated.down.suh if gated else None,
+            gated.out.rotated if gated else None,
+            gated.out.peaks if gated else None,
+            gated.arrivals if gated else None,
+            float("inf") if gated is None or gated.limit is None else float(gated.limit),
             shared_bytes=totals + activations,
         )
 
@@ -166,7 +194,9 @@ class Exl3Rows:
     def finish_gate_up(
         self, sums: Sums, gate_up: Exl3Stack, down: Exl3Stack, jobs: Jobs, out: Inputs, limit: float | None
     ) -> None:
-        """Gate (group 0) and up (group 1) -> the rotated input of ``down``; clamped SwiGLU between."""
+        """Gate (group 0) and up (group 1) -> the rotated input of ``down``; clamped SwiGLU between. For
+        what a gated product cannot do.
+        """
         width = down.inputs
         blocks = width // ROTATION
         warps = min(blocks, 2)

@@ -249,31 +249,60 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """A small fp16 matrix multiplied in the launch of a product, as both wait for the same kernel."""
+
+    weight: torch.Tensor
+    """fp16 [N, K], K a multiple of 8."""
+    x: torch.Tensor
+    """fp32 [R, K]."""
+    y: torch.Tensor
+    """fp32 [R, N]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """A product of gate (group 0) and up (group 1) goes on to the input of ``down``: clamped SwiGLU, rotated."""
+
+    down: Exl3Stack
+    out: Inputs
+    """Other memory than the product's own input."""
+    arrivals: torch.Tensor
+    """int32 zeros [J · outputs/128]; zero again afterwards."""
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Scratch:
     """Memory that the products of a step use one after the other."""
 
     rotated: torch.Tensor
+    """The inputs of a product and of the one after it."""
     peaks: torch.Tensor
     values: torch.Tensor
     sums: torch.Tensor
     scale: torch.Tensor
+    arrivals: torch.Tensor
 
     @classmethod
     def empty(cls, row_values: int, sum_values: int, pairs: int, device: torch.device) -> Scratch:
         """row_values: most G·P·k; sum_values: most S·G·P·n; pairs: most S·G·P."""
         return cls(
-            torch.empty(row_values, device=device),
-            torch.empty(row_values // ROTATION, device=device),
+            torch.empty(2 * row_values, device=device),
+            torch.empty(2 * row_values // ROTATION, device=device),
             torch.empty(2 * sum_values, dtype=torch.int32, device=device),
             torch.empty(pairs, dtype=torch.int32, device=device),
             torch.empty(pairs, device=device),
+            torch.zeros(sum_values // ROTATION + 1, dtype=torch.int32, device=device),
         )
 
-    def inputs(self, pairs: int, inputs: int) -> Inputs:
-        blocks = inputs // ROTATION
+    def inputs(self, pairs: int, inputs: int, *, second: bool = False) -> Inputs:
+        """``second``: memory that the first does not touch."""
+        begin = self.rotated.numel() // 2 if second else 0
+        values, peaks = pairs * inputs, pairs * (inputs // ROTATION)
         return Inputs(
-            self.rotated[: pairs * inputs].view(pairs, inputs),
-            self.peaks[: pairs * blocks].view(pairs, blocks),
+            self.rotated[begin : begin + values].view(pairs, inputs),
+            self.peaks[begin // ROTATION :][:peaks].view(pairs, -1),
         )
 
     def outputs(self, splits: int, pairs: int, pitch: int, integer: bool = True) -> Sums:

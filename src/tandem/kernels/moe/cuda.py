@@ -1,4 +1,4 @@
-"""Expert routing on a CUDA card: logits to the jobs of the grouped products, without the host.
+"""Expert routing on a CUDA card: logits to the jobs and inputs of the grouped products, without the host.
 
 Alphabet: R rows (≤ 16), E routed experts.
 """
@@ -10,12 +10,14 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.operands import Jobs
+from tandem.kernels.exl3.operands import Exl3Stack, Inputs, Jobs
+from tandem.kernels.exl3.reference import ROTATION
 from tandem.kernels.nvrtc import KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "route.cu")
 MOST_EXPERTS = 1023
 MOST_CHOICES = 15
+_WARPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,26 @@ class Router:
     shared: int
     normalize: bool
     scaling: float
+    processors: int
 
-    def route(self, logits: torch.Tensor, correction_bias: torch.Tensor, out: Routing) -> None:
-        """logits fp32 [R, E], correction_bias fp32 [E]."""
+    def route(
+        self,
+        logits: torch.Tensor,
+        correction_bias: torch.Tensor,
+        out: Routing,
+        x: torch.Tensor,
+        stack: Exl3Stack,
+        inputs: Inputs,
+    ) -> None:
+        """logits fp32 [R, E], correction_bias fp32 [E]; x fp32 [R, k] -> ``inputs`` of ``stack`` for every pair."""
         rows, experts = logits.shape
         jobs = out.jobs
+        rotations = jobs.capacity * stack.groups * (stack.inputs // ROTATION)
         source = SOURCE.with_defines(LANE_EXPERTS=-(-experts // 32))
         kernel_module(source, self.device, self.cache_dir).launch(
             "route",
-            (1, 1, 1),
-            (512, 1, 1),
+            (min(-(-rotations // _WARPS), self.processors), 1, 1),
+            (32 * _WARPS, 1, 1),
             logits,
             correction_bias,
             jobs.pair_row,
@@ -74,4 +86,11 @@ class Router:
             self.shared,
             int(self.normalize),
             float(self.scaling),
+            x,
+            stack.suh,
+            inputs.rotated,
+            inputs.peaks,
+            stack.inputs,
+            stack.groups,
+            jobs.capacity,
         )

@@ -14,7 +14,7 @@ import torch
 
 from tandem.cache.sizes import ring_tokens
 from tandem.kernels.exl3.cuda import Exl3Rows, row_bucket
-from tandem.kernels.exl3.operands import Exl3Stack, Inputs, Jobs, Scratch, Sums
+from tandem.kernels.exl3.operands import Beside, Exl3Stack, Gated, Inputs, Jobs, Scratch, Sums
 from tandem.kernels.hyper_connection.cuda import Embedding, Output, Sites, SiteWeights, Streams
 from tandem.kernels.indexer.cuda import TopPools
 from tandem.kernels.indexer.triton import score
@@ -147,6 +147,7 @@ class RowsProgram:
             shared,
             spec.normalize_experts,
             spec.routed_scaling,
+            processors,
         )
         self._jobs = Jobs.dense(rows, device)
         choices = spec.experts_per_token + shared
@@ -201,11 +202,11 @@ class RowsProgram:
         site, qkv = layer.attention_site, tensors.qkv
         inputs = self._scratch.inputs(qkv.groups * self._rows, qkv.inputs)
         self._sites.enter(self.streams, site, site.norm, self._x, qkv.suh, inputs)
-        small = self._small_products(tensors.step.small)
-        sums = self._product(inputs, qkv, self._jobs)
+        beside = self._beside(tensors.step.small)
+        sums = self._product(inputs, qkv, self._jobs, beside)
         rotated = self._scratch.inputs(self._rows, tensors.out.inputs)
         self._kda.step(
-            sums, qkv.svh[0], small, tensors.step, tensors.out.suh, layer.memory, self._runs, rotated
+            sums, qkv.svh[0], beside.y, tensors.step, tensors.out.suh, layer.memory, self._runs, rotated
         )
         return Output(self._product(rotated, tensors.out, self._jobs), tensors.out.svh[0])
 
@@ -214,13 +215,13 @@ class RowsProgram:
         cache, site, rows = layer.memory, layer.attention_site, self._rows
         inputs = self._scratch.inputs(2 * rows, tensors.down.inputs)
         self._sites.enter(self.streams, site, site.norm, self._x, tensors.down.suh, inputs)
-        small = self._small_products(tensors.step.small)
-        down = self._product(inputs, tensors.down, self._jobs)
+        beside = self._beside(tensors.step.small)
+        down = self._product(inputs, tensors.down, self._jobs, beside)
         inputs = self._scratch.inputs(2 * rows, tensors.up.inputs)
         self._mla.enter(
             down,
             tensors.down,
-            small,
+            beside.y,
             tensors.step,
             tensors.up.suh,
             cache,
@@ -231,7 +232,7 @@ class RowsProgram:
         )
         up = self._product(inputs, tensors.up, self._jobs)
         self._mla.absorb(up, tensors.up, tensors.step, cache, self._q, self._index_q, self._bucket)
-        score(self._index_q, small[:, 256:], cache.pools, self._where, self._scores)
+        score(self._index_q, beside.y[:, 256:], cache.pools, self._where, self._scores)
         self._top.select(
             self._scores, self._where.positions, self._where.chosen, self._stage.spec.index_kpool
         )
@@ -250,32 +251,50 @@ class RowsProgram:
         assert tensors.correction_bias is not None
         jobs = self._routing.jobs
         self._sites.enter(self.streams, site, site.norm, self._x, None, None)
-        self._router.route(self._small_products(tensors.router), tensors.correction_bias, self._routing)
         inputs = self._scratch.inputs(2 * jobs.capacity, tensors.gate_up.inputs)
-        self._exl3.rotate(self._x, tensors.gate_up, jobs, inputs)
+        logits = self._logits(tensors.router)
+        self._router.route(logits, tensors.correction_bias, self._routing, self._x, tensors.gate_up, inputs)
         sums = self._gated(inputs, tensors, jobs)
         return Output(
             sums, tensors.down.svh[0], jobs.pair_matrix, self._routing.row_pair, self._routing.row_weight
         )
 
     def _gated(self, inputs: Inputs, tensors: MlpTensors, jobs: Jobs) -> Sums:
-        sums = self._product(inputs, tensors.gate_up, jobs)
-        rotated = self._scratch.inputs(jobs.capacity, tensors.down.inputs)
-        limit = self._stage.spec.swiglu_limit
-        self._exl3.finish_gate_up(sums, tensors.gate_up, tensors.down, jobs, rotated, limit)
-        return self._product(rotated, tensors.down, jobs)
+        gate_up, down, limit = tensors.gate_up, tensors.down, self._stage.spec.swiglu_limit
+        rotated = self._scratch.inputs(jobs.capacity, down.inputs, second=True)
+        if gate_up.integer:
+            gated = Gated(down, rotated, self._scratch.arrivals, limit)
+            self._product(inputs, gate_up, jobs, gated=gated)
+        else:
+            sums = self._product(inputs, gate_up, jobs)
+            self._exl3.finish_gate_up(sums, gate_up, down, jobs, rotated, limit)
+        return self._product(rotated, down, jobs)
 
-    def _small_products(self, weight: torch.Tensor) -> torch.Tensor:
-        """The normalized input times a small matrix, [R, N]."""
+    def _logits(self, weight: torch.Tensor) -> torch.Tensor:
+        """The normalized input times the router, [R, E]."""
+        beside = self._beside(weight)
+        self._dense.multiply(weight, beside.x, beside.y, self._bucket)
+        return beside.y
+
+    def _beside(self, weight: torch.Tensor) -> Beside:
+        """A small matrix for the normalized input."""
         outputs = weight.shape[0]
-        y = self._small[: self._rows * outputs].view(self._rows, outputs)
-        self._dense.multiply(weight, self._x, y, self._bucket)
-        return y
+        return Beside(weight, self._x, self._small[: self._rows * outputs].view(self._rows, outputs))
 
-    def _product(self, inputs: Inputs, stack: Exl3Stack, jobs: Jobs) -> Sums:
+    def _product(
+        self,
+        inputs: Inputs,
+        stack: Exl3Stack,
+        jobs: Jobs,
+        beside: Beside | None = None,
+        gated: Gated | None = None,
+    ) -> Sums:
+        if beside is not None and not stack.integer:
+            self._dense.multiply(beside.weight, beside.x, beside.y, self._bucket)
+            beside = None
         splits = self._exl3.splits(stack, jobs, self._rows)
         out = self._scratch.outputs(splits, stack.groups * jobs.capacity, stack.widest, stack.integer)
-        self._exl3.product(inputs, stack, jobs, out, self._rows)
+        self._exl3.product(inputs, stack, jobs, out, self._rows, beside, gated)
         return out
 
 

@@ -9,6 +9,7 @@
 // SHIFTED_LEFT (see window_at).
 
 #include "exl3.cuh"
+#include "../../linear/csrc/dense_row.cuh"
 
 #ifndef BITS_A
 #define BITS_A 3
@@ -237,23 +238,65 @@ __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][4], const u32
         if (done + d < steps) compute(next[d], false);
 }
 
+// What the last block to reach an output block of a gate and up product does with it: nothing if rotated is null.
+struct Gated {
+    const __half* svh;       // fp16 [2, matrices, width]
+    const __half* down_suh;  // fp16 [matrices, width]
+    float* rotated;          // fp32 [pairs, width]
+    float* peaks;            // fp32 [pairs, width / 128]
+    float limit;
+};
+
+// Gate (group 0) and up (group 1) of 128 outputs of a pair -> the down projection's input: silu(min(gate, limit))
+// * clamp(up, +-limit), times suh, rotated.
+__device__ __forceinline__ void finish_gated(const Gated& to, const Partial& from, int pair, int pair_capacity,
+                                             int matrix, int matrices, int width, int at) {
+    float g[4], u[4];
+    finish_block(g, from, pair, to.svh + (size_t)matrix * width, at);
+    finish_block(u, from, pair_capacity + pair, to.svh + ((size_t)matrices + matrix) * width, at);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float a = fminf(g[i], to.limit), b = fminf(fmaxf(u[i], -to.limit), to.limit);
+        g[i] = a / (1.0f + expf(-a)) * b;
+    }
+    store_rotated(g, to.down_suh + (size_t)matrix * width, at, to.rotated + (size_t)pair * width,
+                  to.peaks + (size_t)pair * (width / ROTATION));
+}
+
 // trellis u64 [groups, matrices]: address of each matrix's tiles [inputs/16, outputs/16, 8 K] u32; bits and
 // outputs int32 [groups, matrices]. job_start [jobs + 1] in pairs, job_matrix [jobs], the same for all groups.
 // fixed_jobs: no earlier kernel writes them, so that weights can be asked for before its end.
 // -> partial int32 [splits, groups * pairs, 2, pitch], sums [splits, groups * pairs], scale [groups * pairs].
-// Grid: (widest outputs / (16 TILES), splits, groups * most jobs); a split's k-tiles are divided among the warps.
-// Dynamic shared memory: totals int32 [2 ROWS, 16 TILES], then 2 ROWS columns of activations (column_stride).
+// Grid: (dense blocks + widest outputs / (16 TILES), splits, groups * most jobs); a split's k-tiles are divided
+// among the warps. The first `dense_blocks` in x multiply a small fp16 matrix that has nothing to do with the rest
+// but its place in the step (dense_row.cuh; dense_rows rows of x).
+//
+// Gated (gated_rotated not null; TILES at most 8): the last block to bring its part of 128 gate and up outputs
+// makes the down projection's input of them. arrivals int32 [jobs, outputs / 128], zero before and after.
+// Dynamic shared memory: totals int32 [2 ROWS, 16 TILES], then 2 ROWS columns of activations.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     product_rows(const unsigned long long* trellis, const int* bits,
                  const int* outputs_of, const float* rotated,
                  const float* peaks, const int* job_start,
                  const int* job_matrix, const int* job_count, int* partial,
                  int* sums, float* scale, int inputs, int pitch, int matrices,
-                 int pair_capacity, int groups, int fixed_jobs) {
+                 int pair_capacity, int groups, int fixed_jobs,
+                 const __half* dense_weight, const float* dense_x, float* dense_y, int dense_blocks,
+                 int dense_outputs, int dense_inputs, int dense_rows,
+                 const __half* gated_svh, const __half* gated_suh, float* gated_rotated, float* gated_peaks,
+                 int* arrivals, float limit) {
     constexpr int OUTPUTS = TILES * 16;
     extern __shared__ __align__(16) int totals[];
     __shared__ int row_sums[ROWS];
+    const int warp = threadIdx.x >> 5;
     let_next_begin();
+    if (blockIdx.x < dense_blocks) {
+        if (blockIdx.z) return;
+        const int n = (blockIdx.x * gridDim.y + blockIdx.y) * WARPS + warp;
+        dense_row<ROWS>(dense_weight, dense_x, dense_y, n, dense_outputs, dense_inputs, dense_rows);
+        return;
+    }
+    const int block = blockIdx.x - dense_blocks;
     for (int i = threadIdx.x; i < 2 * ROWS * OUTPUTS; i += WARPS * 32) totals[i] = 0;
     if (threadIdx.x < ROWS) row_sums[threadIdx.x] = 0;
     __syncthreads();
@@ -264,8 +307,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     if (job < 0) return;
     const int matrix = group * matrices + job_matrix[job];
     const int outputs = outputs_of[matrix];
-    if (blockIdx.x * OUTPUTS >= outputs) return;
-    const int warp = threadIdx.x >> 5;
+    if (block * OUTPUTS >= outputs) return;
     const int k_tiles = inputs / 16, per_split = (k_tiles + gridDim.y - 1) / gridDim.y;
     const int per_warp = (per_split + WARPS - 1) / WARPS, stride = WARPS * per_warp * 16 + 16;  // + 16: other banks
     const int end_split = min(k_tiles, (int)(blockIdx.y + 1) * per_split);
@@ -274,12 +316,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     const int pair = group * pair_capacity + job_start[job];
     const int pairs = min(job_start[job + 1] - job_start[job], ROWS);
     const size_t of_split = (size_t)blockIdx.y * groups * pair_capacity + pair;
+    // Who publishes scale and sums: of a gated launch every block, as the last one to arrive needs them.
+    const bool publishes = block == 0 || gated_rotated;
     i8* columns = (i8*)(totals + 2 * ROWS * OUTPUTS) + warp * per_warp * 16;
 
     const auto prepare = [&] {
         if (fixed_jobs) wait_for_earlier();
         quantize_rows(columns, stride, rotated + (size_t)pair * inputs, peaks + (size_t)pair * (inputs / ROTATION),
-                      pairs, inputs, first, end, scale + pair, row_sums, blockIdx.x == 0);
+                      pairs, inputs, first, end, scale + pair, row_sums, publishes);
     };
     int acc[PASSES][TILES][4];
 #pragma unroll
@@ -290,9 +334,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
             for (int j = 0; j < 4; j++) acc[p][i][j] = 0;
     const u32* tiles = (const u32*)trellis[matrix];
     if (BITS_A == BITS_B || bits[matrix] == BITS_A)
-        multiply<BITS_A>(acc, tiles, columns, stride, first, end, outputs / 16, blockIdx.x * TILES, prepare);
+        multiply<BITS_A>(acc, tiles, columns, stride, first, end, outputs / 16, block * TILES, prepare);
     else
-        multiply<BITS_B>(acc, tiles, columns, stride, first, end, outputs / 16, blockIdx.x * TILES, prepare);
+        multiply<BITS_B>(acc, tiles, columns, stride, first, end, outputs / 16, block * TILES, prepare);
 
     // Sums over the warps: integers, so any order gives the same. Lane q of a quad has row 4 p + q; rows past
     // `pairs` held stale bytes and are dropped.
@@ -312,8 +356,26 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     }
     __syncthreads();
     for (int i = threadIdx.x; i < pairs * 2 * OUTPUTS; i += WARPS * 32)
-        partial[(of_split * 2 + i / OUTPUTS) * pitch + blockIdx.x * OUTPUTS + i % OUTPUTS] = totals[i];
-    if (blockIdx.x == 0 && threadIdx.x < pairs) sums[of_split + threadIdx.x] = row_sums[threadIdx.x];
+        partial[(of_split * 2 + i / OUTPUTS) * pitch + block * OUTPUTS + i % OUTPUTS] = totals[i];
+    if (publishes && threadIdx.x < pairs) sums[of_split + threadIdx.x] = row_sums[threadIdx.x];
+    if (!gated_rotated) return;
+
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int* arrived = arrivals + job * (outputs / ROTATION) + block * OUTPUTS / ROTATION;
+        __threadfence();
+        last = atomicAdd(arrived, 1) == groups * (int)gridDim.y * (ROTATION / OUTPUTS) - 1;
+        __threadfence();
+        if (last) *arrived = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    const Gated to = {gated_svh, gated_suh, gated_rotated, gated_peaks, limit};
+    const Partial from = {partial, sums, scale, (int)gridDim.y, groups * pair_capacity, pitch};
+    for (int i = warp; i < pairs; i += WARPS)
+        finish_gated(to, from, job_start[job] + i, pair_capacity, job_matrix[job], matrices, outputs,
+                     block * OUTPUTS / ROTATION * ROTATION + 4 * (threadIdx.x & 31));
 }
 
 // One group's pairs -> y fp32 [pairs, outputs]. Grid: (pairs, ceil(outputs / 128 / warps of a block)).
@@ -333,29 +395,17 @@ extern "C" __global__ void finish_rows(const int* values, const int* sums,
     *(float4*)(y + (size_t)pair * outputs + at) = make_float4(v[0], v[1], v[2], v[3]);
 }
 
-// Gate (group 0) and up (group 1) -> the down projection's input: silu(min(gate, limit)) * clamp(up, ±limit),
-// times suh, rotated. svh fp16 [2, matrices, width]. Grid: (pairs, ceil(width / 128 / warps of a block)).
-extern "C" __global__ void finish_gate_up(const int* values, const int* sums,
-                                          const float* scale, const __half* svh,
-                                          const __half* down_suh,
-                                          const int* pair_matrix,
-                                          const int* pair_count, float* rotated,
-                                          float* peaks, int width, int pitch, int matrices, int splits,
-                                          float limit) {
+// The same for products that are not gated. Grid: (pairs, ceil(width / 128 / warps of a block)).
+extern "C" __global__ void finish_gate_up(const int* values, const int* sums, const float* scale, const __half* svh,
+                                          const __half* down_suh, const int* pair_matrix, const int* pair_count,
+                                          float* rotated, float* peaks, int width, int pitch, int matrices,
+                                          int splits, float limit) {
     let_next_begin();
     wait_for_earlier();
     const int pair = blockIdx.x, block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (pair >= *pair_count || block * ROTATION >= width) return;
-    const int at = block * ROTATION + 4 * (threadIdx.x & 31), matrix = pair_matrix[pair];
-    const Partial partial = {values, sums, scale, splits, 2 * (int)gridDim.x, pitch};
-    float g[4], u[4];
-    finish_block(g, partial, pair, svh + (size_t)matrix * width, at);
-    finish_block(u, partial, gridDim.x + pair, svh + ((size_t)matrices + matrix) * width, at);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float a = fminf(g[i], limit), b = fminf(fmaxf(u[i], -limit), limit);
-        g[i] = a / (1.0f + expf(-a)) * b;
-    }
-    store_rotated(g, down_suh + (size_t)matrix * width, at, rotated + (size_t)pair * width,
-                  peaks + (size_t)pair * (width / ROTATION));
+    const Gated to = {svh, down_suh, rotated, peaks, limit};
+    const Partial from = {values, sums, scale, splits, 2 * (int)gridDim.x, pitch};
+    finish_gated(to, from, pair, gridDim.x, pair_matrix[pair], matrices, width,
+                 block * ROTATION + 4 * (threadIdx.x & 31));
 }

@@ -1,72 +1,75 @@
-// Which experts the rows of a step meet, as pairs and jobs for the grouped products; nothing visits the host.
+// Which experts the rows of a step meet, as pairs and jobs for the grouped products, and the rows rotated for each of
+// them; nothing visits the host.
 // Macro LANE_EXPERTS: experts a lane looks after, ceil(experts / 32). At most 16 rows, 1023 routed experts, 15 choices a row.
 
-#include "../../csrc/overlap.cuh"
+#include "../../exl3/csrc/exl3.cuh"
 
 #ifndef LANE_EXPERTS
 #define LANE_EXPERTS 9
 #endif
 #define MOST_ROWS 16
+#define MOST_PAIRS (MOST_ROWS * 15)
 #define NONE 0x7fffffff
 
 // logits fp32 [rows, experts], bias fp32 [experts]. Row r chooses top_k experts by sigmoid(logit) + bias (ties go to
 // the lower one), weighted by sigmoid(logit), normalized if asked, times scaling; a shared expert is matrix
-// `experts`, chosen last with weight 1 by every row if `shared` is 1. One block of 512 threads, a warp a row.
+// `experts`, chosen last with weight 1 by every row if `shared` is 1. Blocks of 512 threads, a warp a row.
 // -> pairs in ascending order of (expert, row): pair_row, pair_matrix [pairs]; jobs; row_pair, row_weight
 // [rows, choices] in ascending order of experts.
+//
+// Then x fp32 [rows, inputs] rotated for each pair: rotated fp32 [groups, pair_capacity, inputs] and its peaks; suh
+// fp16 [groups, matrices, inputs]. Every block routes all rows, which takes less than another launch; the first one
+// publishes, all share the rotations.
 extern "C" __global__ void __launch_bounds__(512)
     route(const float* logits, const float* bias, int* pair_row,
           int* pair_matrix, int* pair_count, int* job_start,
           int* job_matrix, int* job_count, int* row_pair,
           float* row_weight, int rows, int experts, int top_k, int shared, int normalize,
-          float scaling) {
+          float scaling, const float* x, const __half* suh, float* rotated, float* peaks, int inputs,
+          int groups, int pair_capacity) {
     __shared__ unsigned members[1024];  // rows that meet an expert, one bit each
     __shared__ int first_pair[1024];
     __shared__ int chosen[MOST_ROWS][16];
     __shared__ float weights[MOST_ROWS][16];
+    __shared__ int row_of[MOST_PAIRS], matrix_of[MOST_PAIRS];
     const int lane = threadIdx.x & 31, row = threadIdx.x >> 5, matrices = experts + shared;
     const int choices = top_k + shared;
+    const bool publishes = blockIdx.x == 0;
     let_next_begin();
     wait_for_earlier();
     for (int i = threadIdx.x; i < 1024; i += blockDim.x) members[i] = 0;
     __syncthreads();
     if (row < rows) {
         const float* from = logits + (size_t)row * experts;
-        float keys[LANE_EXPERTS], scores[LANE_EXPERTS];
+        float scores[LANE_EXPERTS];
+        u32 keys[LANE_EXPERTS];  // order as unsigned integers; 0: cannot be chosen (again)
 #pragma unroll
         for (int i = 0; i < LANE_EXPERTS; i++) {
             const int e = lane + 32 * i;
             scores[i] = e < experts ? 1.0f / (1.0f + expf(-from[e])) : 0.0f;
-            keys[i] = e < experts ? scores[i] + bias[e] : 0.0f;
+            const u32 bits = __float_as_uint(e < experts ? scores[i] + bias[e] : 0.0f);
+            keys[i] = e < experts ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 0u;
         }
-        unsigned open = 0;  // bit i: this lane's expert lane + 32 i can still be chosen
-#pragma unroll
-        for (int i = 0; i < LANE_EXPERTS; i++) open |= (lane + 32 * i < experts ? 1u : 0u) << i;
         float score = 0.0f;  // lane c keeps choice c
         int expert = NONE;
         for (int c = 0; c < top_k; c++) {
-            float best = 0.0f, its_score = 0.0f;
-            int which = NONE;
+            u32 best = 0;
 #pragma unroll
-            for (int i = 0; i < LANE_EXPERTS; i++) {
-                if ((open >> i & 1) && (which == NONE || keys[i] > best)) {
-                    best = keys[i];
+            for (int i = 0; i < LANE_EXPERTS; i++) best = max(best, keys[i]);
+            best = __reduce_max_sync(0xffffffffu, best);
+            u32 which = NONE;
+#pragma unroll
+            for (int i = LANE_EXPERTS - 1; i >= 0; i--)
+                if (keys[i] == best) which = lane + 32 * i;
+            which = __reduce_min_sync(0xffffffffu, which);
+            float its_score = 0.0f;
+#pragma unroll
+            for (int i = 0; i < LANE_EXPERTS; i++)
+                if (which == lane + 32 * i) {
+                    keys[i] = 0;
                     its_score = scores[i];
-                    which = lane + 32 * i;
                 }
-            }
-#pragma unroll
-            for (int step = 16; step; step >>= 1) {
-                const float key = __shfl_xor_sync(0xffffffffu, best, step);
-                const float value = __shfl_xor_sync(0xffffffffu, its_score, step);
-                const int other = __shfl_xor_sync(0xffffffffu, which, step);
-                if (other != NONE && (which == NONE || key > best || (key == best && other < which))) {
-                    best = key;
-                    its_score = value;
-                    which = other;
-                }
-            }
-            if ((which & 31) == lane) open &= ~(1u << (which >> 5));
+            its_score = __shfl_sync(0xffffffffu, its_score, which & 31);
             if (lane == c) {
                 expert = which;
                 score = its_score;
@@ -83,12 +86,12 @@ extern "C" __global__ void __launch_bounds__(512)
             float total = weights[row][0];
             for (int c = 1; c < top_k; c++) total += weights[row][c];
             const float weight = normalize ? weights[row][lane] / (total + 1e-20f) : weights[row][lane];
-            row_weight[row * choices + lane] = weight * scaling;
+            if (publishes) row_weight[row * choices + lane] = weight * scaling;
             atomicOr(&members[chosen[row][lane]], 1u << row);
         }
         if (shared && lane == top_k) {
             chosen[row][top_k] = experts;
-            row_weight[row * choices + top_k] = 1.0f;
+            if (publishes) row_weight[row * choices + top_k] = 1.0f;
             atomicOr(&members[experts], 1u << row);
         }
     }
@@ -122,11 +125,11 @@ extern "C" __global__ void __launch_bounds__(512)
         const unsigned active = __ballot_sync(0xffffffffu, count > 0);
         const int start = pairs + through - count, job = jobs + __popc(active & ((1u << lane) - 1));
         if (e < matrices) first_pair[e] = start;
-        if (count > 0) {
+        if (count > 0 && publishes) {
             job_start[job] = start;
             job_matrix[job] = e;
         }
-        if (e == matrices - 1) {
+        if (e == matrices - 1 && publishes) {
             const int all = jobs + __popc(active);
             job_start[all] = start + count;
             *job_count = all;
@@ -137,8 +140,23 @@ extern "C" __global__ void __launch_bounds__(512)
     if (row < rows && lane < choices) {
         const int expert = chosen[row][lane];
         const int pair = first_pair[expert] + __popc(members[expert] & ((1u << row) - 1));
-        pair_row[pair] = row;
-        pair_matrix[pair] = expert;
-        row_pair[row * choices + lane] = pair;
+        row_of[pair] = row;
+        matrix_of[pair] = expert;
+        if (publishes) {
+            pair_row[pair] = row;
+            pair_matrix[pair] = expert;
+            row_pair[row * choices + lane] = pair;
+        }
+    }
+    __syncthreads();
+    const int pairs = rows * choices, blocks = inputs / ROTATION;
+    for (int item = blockIdx.x * warps + row; item < pairs * groups * blocks; item += gridDim.x * warps) {
+        const int at = item % blocks * ROTATION + 4 * lane, pair = item / blocks % pairs;
+        const int group = item / blocks / pairs;
+        const float4 loaded = *(const float4*)(x + (size_t)row_of[pair] * inputs + at);
+        float v[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+        const size_t out = (size_t)group * pair_capacity + pair;
+        store_rotated(v, suh + ((size_t)group * matrices + matrix_of[pair]) * inputs, at, rotated + out * inputs,
+                      peaks + out * blocks);
     }
 }
