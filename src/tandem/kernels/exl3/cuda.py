@@ -35,15 +35,16 @@ class Shape:
     """Tiles of 16 outputs that a warp works on side by side."""
     warps: int = 4
     """They share a block's outputs and divide k."""
-    depth: int = 2
-    """Loads in flight, in steps of a warp."""
-    blocks: int = 4
+    depth: int = 4
+    """Steps of a warp whose tiles are on their way or at hand."""
+    blocks: int = 5
     """Blocks a processor must be able to hold."""
     shifted_left: int = 5
     """Windows before this one are cut out on the multiplier's pipe, the others by masks."""
 
 
-DEFAULT_SHAPE = Shape()
+SHAPES = {1: Shape(), 2: Shape(), 4: Shape(), 8: Shape(blocks=3), 16: Shape(tiles=4, blocks=3)}
+"""By row bucket, measured on an H200 (benchmarks/exl3_rows.py)."""
 
 
 def row_bucket(rows: int) -> int:
@@ -51,9 +52,7 @@ def row_bucket(rows: int) -> int:
     return next(bucket for bucket in ROW_BUCKETS if bucket >= rows)
 
 
-def splits_for(
-    inputs: int, outputs: int, jobs: int, most_rows: int, processors: int, shape: Shape = DEFAULT_SHAPE
-) -> int:
+def splits_for(inputs: int, outputs: int, jobs: int, most_rows: int, processors: int, shape: Shape) -> int:
     """Cuts of k: enough that activations fit in shared memory, and blocks for every processor.
 
     Measured on an H200: three blocks a processor are best where one wave does it; where more are needed
@@ -73,7 +72,8 @@ class Exl3Rows:
     device: torch.device
     cache_dir: Path | None
     processors: int
-    shape: Shape = DEFAULT_SHAPE
+    shape: Shape | None = None
+    """None: the measured one."""
 
     def rotate(self, x: torch.Tensor, stack: Exl3Stack, jobs: Jobs, out: Inputs) -> None:
         """x fp32 [R, k] -> ``out`` for every pair of every group."""
@@ -103,7 +103,7 @@ class Exl3Rows:
             stack.groups * jobs.most_jobs,
             most_rows,
             self.processors,
-            self.shape,
+            self._shape(row_bucket(most_rows)),
         )
 
     def product(
@@ -116,25 +116,28 @@ class Exl3Rows:
         beside: Beside | None = None,
         gated: Gated | None = None,
     ) -> None:
-        """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16. ``beside``, ``gated``: only with
-        integer stacks.
+        """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16. ``beside`` and ``gated`` need an
+        integer stack.
         """
         bucket = row_bucket(most_rows)
         if not stack.integer:
-            assert beside is None and gated is None
+            assert beside is None
+            assert gated is None
             DecodedRows(self.device, self.cache_dir).product(rows, stack, jobs, out, bucket)
             return
         per_split = -(-(stack.inputs // 16) // out.splits)
-        per_warp = -(-per_split // self.shape.warps)
-        activations = 2 * bucket * (per_warp * self.shape.warps * 16 + 16)
-        totals = 4 * 2 * bucket * self.shape.tiles * 16
+        shape = self._shape(bucket)
+        per_warp = -(-per_split // shape.warps)
+        activations = 2 * bucket * (per_warp * shape.warps * 16 + 16)
+        rings = shape.warps * shape.depth * shape.tiles * 32 * stack.rates[1]
+        totals = 4 * 2 * bucket * shape.tiles * 16
         dense_outputs, dense_inputs = beside.weight.shape if beside else (0, 0)
-        dense_blocks = -(-dense_outputs // (self.shape.warps * out.splits))
-        blocks = -(-stack.widest // (16 * self.shape.tiles))
+        dense_blocks = -(-dense_outputs // (shape.warps * out.splits))
+        blocks = -(-stack.widest // (16 * shape.tiles))
         self._module(stack.rates, bucket).launch(
             "product_rows",
             (dense_blocks + blocks, out.splits, stack.groups * jobs.most_jobs),
-            (self.shape.warps * 32, 1, 1),
+            (shape.warps * 32, 1, 1),
             stack.addresses,
             stack.bits,
             stack.outputs_of,
@@ -165,7 +168,7 @@ class Exl3Rows:
             gated.out.peaks if gated else None,
             gated.arrivals if gated else None,
             float("inf") if gated is None or gated.limit is None else float(gated.limit),
-            shared_bytes=totals + activations,
+            shared_bytes=totals + activations + rings,
         )
 
     def finish(self, sums: Sums, stack: Exl3Stack, jobs: Jobs, y: torch.Tensor, group: int = 0) -> None:
@@ -220,15 +223,19 @@ class Exl3Rows:
             float("inf") if limit is None else float(limit),
         )
 
+    def _shape(self, bucket: int) -> Shape:
+        return self.shape or SHAPES[bucket]
+
     def _module(self, rates: tuple[int, int], rows: int) -> KernelModule:
+        shape = self._shape(rows)
         source = SOURCE.with_defines(
             BITS_A=rates[0],
             BITS_B=rates[1],
             ROWS=rows,
-            TILES=self.shape.tiles,
-            WARPS=self.shape.warps,
-            DEPTH=self.shape.depth,
-            BLOCKS=self.shape.blocks,
-            SHIFTED_LEFT=self.shape.shifted_left,
+            TILES=shape.tiles,
+            WARPS=shape.warps,
+            DEPTH=shape.depth,
+            BLOCKS=shape.blocks,
+            SHIFTED_LEFT=shape.shifted_left,
         )
         return kernel_module(source, self.device, self.cache_dir)

@@ -262,7 +262,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """A product of gate (group 0) and up (group 1) goes on to the input of ``down``: clamped SwiGLU, rotated."""
+    """A product of gate (group 0) and up (group 1) goes on to the input of ``down``: SwiGLU, rotated."""
 
     down: Exl3Stack
     out: Inputs

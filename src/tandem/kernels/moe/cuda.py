@@ -61,7 +61,9 @@ class Router:
         stack: Exl3Stack,
         inputs: Inputs,
     ) -> None:
-        """logits fp32 [R, E], correction_bias fp32 [E]; x fp32 [R, k] -> ``inputs`` of ``stack`` for every pair."""
+        """logits fp32 [R, E], correction_bias fp32 [E]. Then x fp32 [R, k] -> ``inputs`` of every pair for
+        ``stack``.
+        """
         rows, experts = logits.shape
         jobs = out.jobs
         rotations = jobs.capacity * stack.groups * (stack.inputs // ROTATION)

@@ -1,5 +1,6 @@
 // One output of a small fp16 matrix for few rows, by one warp: y fp32 [rows, N] = x fp32 [rows, K] . W fp16 [N, K]^T.
 // fp32 sums in an order that does not depend on the number of rows. K a multiple of 8.
+// Needs overlap.cuh.
 
 #include <cuda_fp16.h>
 

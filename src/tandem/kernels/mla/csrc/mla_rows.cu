@@ -177,6 +177,74 @@ extern "C" __global__ void __launch_bounds__(384)
     }
 }
 
+#define FOLD_WARPS 8
+#define FOLD_AHEAD 16
+
+// 128 columns of a small fp16 matrix for few rows, by eight warps: a warp takes count / 8 consecutive inputs, a lane four
+// columns. The first weights are asked for when the object is made, before their rows are there.
+struct Fold {
+    const __half* weight;  // this lane's columns of the warp's first input
+    int pitch, each;
+    uint2 ahead[FOLD_AHEAD];
+
+    __device__ __forceinline__ Fold(const __half* matrix, int pitch, int count) : pitch(pitch), each(count / FOLD_WARPS) {
+        weight = matrix + (size_t)(threadIdx.x >> 5) * each * pitch + 4 * (threadIdx.x & 31);
+#pragma unroll
+        for (int i = 0; i < FOLD_AHEAD; i++) ahead[i] = at(i);
+    }
+    __device__ __forceinline__ uint2 at(int i) const {
+        return i < each ? __ldg((const uint2*)(weight + (size_t)i * pitch)) : make_uint2(0, 0);
+    }
+    // x fp32 [rows, count] in shared memory -> total [rows, 128] there, in an order that does not depend on `rows`. All
+    // threads of the block; half the warps' sums wait in `total` [4, ROWS, 128] for the other half.
+    __device__ __forceinline__ void multiply(const float* x, int count, int rows, float (*total)[ROWS][ROTATION]) {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        float acc[ROWS][4];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) acc[r][j] = 0.0f;
+        const float* own = x + warp * each;
+        for (int first = 0; first < each; first += FOLD_AHEAD) {
+#pragma unroll
+            for (int i = 0; i < FOLD_AHEAD; i++) {
+                const uint2 packed = ahead[i];
+                ahead[i] = at(first + i + FOLD_AHEAD);
+                const float2 w0 = __half22float2(*(const __half2*)&packed.x),
+                             w1 = __half22float2(*(const __half2*)&packed.y);
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    const float v = r < rows && first + i < each ? own[r * count + first + i] : 0.0f;
+                    acc[r][0] = fmaf(w0.x, v, acc[r][0]);
+                    acc[r][1] = fmaf(w0.y, v, acc[r][1]);
+                    acc[r][2] = fmaf(w1.x, v, acc[r][2]);
+                    acc[r][3] = fmaf(w1.y, v, acc[r][3]);
+                }
+            }
+        }
+        const auto place = [&](int r) { return (float4*)&total[warp & 3][r][4 * lane]; };
+        if (warp >= 4) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) *place(r) = make_float4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+        }
+        __syncthreads();
+        if (warp < 4) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const float4 other = *place(r);
+                *place(r) = make_float4(acc[r][0] + other.x, acc[r][1] + other.y, acc[r][2] + other.z,
+                                        acc[r][3] + other.w);
+            }
+        }
+        __syncthreads();
+    }
+};
+
+// One value of `total` as Fold leaves it.
+__device__ __forceinline__ float folded(const float (*total)[ROWS][ROTATION], int r, int c) {
+    return (total[0][r][c] + total[1][r][c]) + (total[2][r][c] + total[3][r][c]);
+}
+
 // Grid: (heads + index heads, L / 128), 256 threads. Groups of the product: q_b (heads * N outputs), wq_b.
 //   x < heads  q [rows, heads, L] fp32 = scale * (finished query of the head) . K [heads, N, L] fp16; N = 256
 //   others     index_q fp32 [rows, index heads, 128] (y = 0 only)
@@ -185,14 +253,14 @@ extern "C" __global__ void __launch_bounds__(256)
            const __half* query_svh, const __half* index_svh,
            const __half* key_half, float* q, float* index_q, int heads,
            int index_heads, int N, int L, int splits, int pitch, int rows, float softmax_scale) {
-    let_next_begin();
-    wait_for_earlier();
     extern __shared__ __align__(16) float query[];  // [rows, N]
-    __shared__ float sums_of[4][ROWS][ROTATION];
+    __shared__ __align__(16) float total[4][ROWS][ROTATION];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x;
+    let_next_begin();
     const Partial from = {values, sums, scale, splits, 2 * rows, pitch};
     if (head >= heads) {
         if (blockIdx.y) return;
+        wait_for_earlier();
         for (int row = warp; row < rows; row += 8) {
             float v[4];
             const int at = (head - heads) * ROTATION + 4 * lane;
@@ -201,6 +269,8 @@ extern "C" __global__ void __launch_bounds__(256)
         }
         return;
     }
+    Fold fold(key_half + (size_t)head * N * L + blockIdx.y * ROTATION, L, N);
+    wait_for_earlier();
     const int blocks = N / ROTATION;
     for (int item = warp; item < rows * blocks; item += 8) {
         const int row = item / blocks, at = (item % blocks) * ROTATION + 4 * lane;
@@ -210,27 +280,10 @@ extern "C" __global__ void __launch_bounds__(256)
             make_float4(v[0] * softmax_scale, v[1] * softmax_scale, v[2] * softmax_scale, v[3] * softmax_scale);
     }
     __syncthreads();
-    const int pair = threadIdx.x & 63, group = threadIdx.x >> 6, per_group = N / 4;
-    float acc[ROWS][2];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = 0.0f;
-    const __half* weight = key_half + ((size_t)head * N + group * per_group) * L + blockIdx.y * ROTATION + 2 * pair;
-#pragma unroll 8
-    for (int n = 0; n < per_group; n++) {
-        const float2 w = __half22float2(*(const __half2*)(weight + (size_t)n * L));
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const float x = r < rows ? query[r * N + group * per_group + n] : 0.0f;
-            acc[r][0] = fmaf(w.x, x, acc[r][0]);
-            acc[r][1] = fmaf(w.y, x, acc[r][1]);
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) *(float2*)(&sums_of[group][r][2 * pair]) = make_float2(acc[r][0], acc[r][1]);
-    __syncthreads();
+    fold.multiply(query, N, rows, total);
     for (int i = threadIdx.x; i < rows * ROTATION; i += 256) {
         const int r = i / ROTATION, c = i % ROTATION;
-        const float v = (sums_of[0][r][c] + sums_of[1][r][c]) + (sums_of[2][r][c] + sums_of[3][r][c]);
+        const float v = folded(total, r, c);
         q[((size_t)r * heads + head) * L + blockIdx.y * ROTATION + c] = Q8 ? rotate32(v) : v;
     }
 }
@@ -278,39 +331,20 @@ extern "C" __global__ void __launch_bounds__(256)
     unabsorb(const float* joined, const __half* value_half,
              const __half* out_suh, float* rotated, float* peaks, int N, int L,
              int rows) {
-    let_next_begin();
-    wait_for_earlier();
     extern __shared__ __align__(16) float latent[];  // [rows, L]
-    __shared__ __align__(16) float sums_of[4][ROWS][ROTATION];
+    __shared__ __align__(16) float total[4][ROWS][ROTATION];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x, heads = gridDim.x;
+    let_next_begin();
+    Fold fold(value_half + (size_t)head * L * N + blockIdx.y * ROTATION, N, L);
+    wait_for_earlier();
     for (int i = threadIdx.x; i < rows * L; i += 256)
         latent[i] = joined[((size_t)(i / L) * heads + head) * L + i % L];
     __syncthreads();
-    const int pair = threadIdx.x & 63, group = threadIdx.x >> 6, per_group = L / 4;
-    float acc[ROWS][2];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = 0.0f;
-    const __half* weight = value_half + ((size_t)head * L + group * per_group) * N + blockIdx.y * ROTATION + 2 * pair;
-#pragma unroll 8
-    for (int l = 0; l < per_group; l++) {
-        const float2 w = __half22float2(*(const __half2*)(weight + (size_t)l * N));
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const float x = r < rows ? latent[r * L + group * per_group + l] : 0.0f;
-            acc[r][0] = fmaf(w.x, x, acc[r][0]);
-            acc[r][1] = fmaf(w.y, x, acc[r][1]);
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) *(float2*)(&sums_of[group][r][2 * pair]) = make_float2(acc[r][0], acc[r][1]);
-    __syncthreads();
+    fold.multiply(latent, L, rows, total);
     for (int row = warp; row < rows; row += 8) {
         float v[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int c = 4 * lane + i;
-            v[i] = (sums_of[0][row][c] + sums_of[1][row][c]) + (sums_of[2][row][c] + sums_of[3][row][c]);
-        }
+        for (int i = 0; i < 4; i++) v[i] = folded(total, row, 4 * lane + i);
         const int at = head * N + blockIdx.y * ROTATION + 4 * lane;
         store_rotated(v, out_suh, at, rotated + (size_t)row * heads * N,
                       peaks + (size_t)row * (heads * N / ROTATION));
