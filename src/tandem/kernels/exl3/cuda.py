@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.exl3.decoded import DecodedRows, splits_of
-from tandem.kernels.exl3.operands import Beside, Exl3Stack, Gated, Inputs, Jobs, Sums
+from tandem.kernels.exl3.operands import NO_ERRAND, Beside, Exl3Stack, Gated, Inputs, Jobs, Sums
 from tandem.kernels.exl3.reference import ROTATION
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
@@ -116,8 +116,9 @@ class Exl3Rows:
         beside: Beside | None = None,
         gated: Gated | None = None,
     ) -> None:
-        """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16. ``beside`` and ``gated`` need an
-        integer stack.
+        """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16.
+
+        ``beside`` and ``gated`` need an integer stack.
         """
         bucket = row_bucket(most_rows)
         if not stack.integer:
@@ -131,12 +132,14 @@ class Exl3Rows:
         activations = 2 * bucket * (per_warp * shape.warps * 16 + 16)
         rings = shape.warps * shape.depth * shape.tiles * 32 * stack.rates[1]
         totals = 4 * 2 * bucket * shape.tiles * 16
-        dense_outputs, dense_inputs = beside.weight.shape if beside else (0, 0)
-        dense_blocks = -(-dense_outputs // (shape.warps * out.splits))
+        errand = beside.errand if beside else None
+        small = beside.weight if beside else None
+        dense_outputs, dense_inputs = (0, 0) if small is None else small.shape
+        beside_blocks = -(-dense_outputs // (shape.warps * out.splits)) + int(errand is not None)
         blocks = -(-stack.widest // (16 * shape.tiles))
         self._module(stack.rates, bucket).launch(
             "product_rows",
-            (dense_blocks + blocks, out.splits, stack.groups * jobs.most_jobs),
+            (beside_blocks + blocks, out.splits, stack.groups * jobs.most_jobs),
             (shape.warps * 32, 1, 1),
             stack.addresses,
             stack.bits,
@@ -155,13 +158,14 @@ class Exl3Rows:
             jobs.capacity,
             stack.groups,
             int(jobs.fixed),
-            beside.weight if beside else None,
+            beside_blocks,
+            small,
             beside.x if beside else None,
             beside.y if beside else None,
-            dense_blocks,
             dense_outputs,
             dense_inputs,
-            beside.x.shape[0] if beside else 0,
+            most_rows,
+            *(errand.arguments() if errand else NO_ERRAND),
             stack.svh[0] if gated else None,
             gated.down.suh if gated else None,
             gated.out.rotated if gated else None,

@@ -249,14 +249,39 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """A small fp16 matrix multiplied in the launch of a product, as both wait for the same kernel."""
+class SiteErrand:
+    """The coefficients of a site just entered (hyper_connection), for a block of the next launch to make."""
 
-    weight: torch.Tensor
-    """fp16 [N, K], K a multiple of 8."""
-    x: torch.Tensor
+    partial: torch.Tensor
+    """fp32 [R, blocks, 25]."""
+    base: torch.Tensor
+    scale: torch.Tensor
+    coefficients: torch.Tensor
+    """fp32 [R, 24]."""
+    iterations: int
+    eps: float
+    norm_eps: float
+
+    def arguments(self) -> tuple[torch.Tensor | float, ...]:
+        """As the kernels take them."""
+        rest = (self.partial.shape[1], self.iterations, self.eps, self.norm_eps)
+        return (self.partial, self.base, self.scale, self.coefficients, *rest)
+
+
+NO_ERRAND = (None, None, None, None, 0, 0, 0.0, 0.0)
+"""In place of ``SiteErrand.arguments``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What else the launch of a product does, as all of it waits for the same kernel."""
+
+    errand: SiteErrand | None
+    weight: torch.Tensor | None = None
+    """A small fp16 matrix [N, K] to be multiplied, K a multiple of 8."""
+    x: torch.Tensor | None = None
     """fp32 [R, K]."""
-    y: torch.Tensor
+    y: torch.Tensor | None = None
     """fp32 [R, N]."""
 
 

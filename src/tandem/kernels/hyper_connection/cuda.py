@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.operands import Inputs, Sums
+from tandem.kernels.exl3.operands import Inputs, SiteErrand, Sums
 from tandem.kernels.exl3.reference import ROTATION
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
@@ -40,10 +40,10 @@ class Output:
     sums: Sums
     svh: torch.Tensor
     """fp16 [M, D]."""
-    pair_matrix: torch.Tensor | None = None
-    """int32 [P]; None: matrix 0."""
     row_pair: torch.Tensor | None = None
-    """int32 [R, choices]; None: the row itself."""
+    """int32 [R, choices]; None: the row itself, of matrix 0."""
+    row_matrix: torch.Tensor | None = None
+    """int32 [R, choices]; with ``row_pair``."""
     row_weight: torch.Tensor | None = None
     """fp32 [R, choices]; None: 1."""
 
@@ -103,15 +103,15 @@ class Sites:
         self._module().launch(
             "leave_site",
             (width // ROTATION, rows, 1),
-            (256, 1, 1),
+            (384, 1, 1),
             streams.values,
             streams.coefficients,
             output.sums.values if output else None,
             output.sums.sums if output else None,
             output.sums.scale if output else None,
             output.svh if output else None,
-            output.pair_matrix if output else None,
             output.row_pair if output else None,
+            output.row_matrix if output else None,
             output.row_weight if output else None,
             embedding.table if embedding else None,
             embedding.token_ids if embedding else None,
@@ -132,15 +132,16 @@ class Sites:
         x: torch.Tensor | None,
         suh: torch.Tensor | None,
         inputs: Inputs | None,
-    ) -> None:
+    ) -> SiteErrand | None:
         """The next sublayer's normalized input: ``x`` fp32 [R, D] and, for each suh fp16 [G, D], rotated.
 
-        site None: the plain mean of the streams, after the last layer.
+        Returns what some launch before the next ``leave`` has to do. site None: the plain mean of the
+        streams, after the last layer.
         """
         rows, _, width = streams.values.shape
         self._module().launch(
             "enter_site",
-            (rows, 2 if site else 1, 1),
+            (rows, 1, 1),
             (1024, 1, 1),
             streams.values,
             streams.partial,
@@ -148,17 +149,41 @@ class Sites:
             site.scale if site else None,
             norm,
             suh,
-            streams.coefficients,
             x,
             inputs.rotated if inputs else None,
             inputs.peaks if inputs else None,
             width,
             0 if suh is None else suh.numel() // width,
             int(site is None),
-            self.sinkhorn_iterations,
             float(self.eps),
             float(self.norm_eps),
             shared_bytes=4 * width,
+        )
+        if site is None:
+            return None
+        return SiteErrand(
+            streams.partial,
+            site.base,
+            site.scale,
+            streams.coefficients,
+            self.sinkhorn_iterations,
+            float(self.eps),
+            float(self.norm_eps),
+        )
+
+    def run_errand(self, errand: SiteErrand) -> None:
+        """In a launch of its own, where no other takes it along."""
+        partial, base, scale, coefficients, *rest = errand.arguments()
+        self._module().launch(
+            "site_coefficients",
+            (1, 1, 1),
+            (512, 1, 1),
+            partial,
+            base,
+            scale,
+            coefficients,
+            errand.partial.shape[0],
+            *rest,
         )
 
     def _module(self) -> KernelModule:

@@ -10,6 +10,8 @@ import torch
 from tandem.kernels.nvrtc import KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "top_pools.cu")
+SHARED_BYTES = 4 * (4 * 2048 + 8192)
+"""Histograms and candidates."""
 
 
 @dataclass(slots=True)
@@ -36,4 +38,5 @@ class TopPools:
             max_pools,
             pool_tokens,
             chosen.shape[1],
+            shared_bytes=SHARED_BYTES,
         )

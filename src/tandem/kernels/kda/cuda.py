@@ -25,7 +25,6 @@ SHARED_BYTES = 4 * (
     + _MAX_ROWS
     + 2 * 3 * HEAD
     + 2 * HEAD
-    + 2
     + 2 * 8
     + 2 * 2 * 4 * HEAD
     + 2 * 4

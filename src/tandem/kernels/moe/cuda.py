@@ -27,6 +27,8 @@ class Routing:
     jobs: Jobs
     row_pair: torch.Tensor
     """int32 [R, choices]."""
+    row_matrix: torch.Tensor
+    """int32 [R, choices]."""
     row_weight: torch.Tensor
     """fp32 [R, choices]."""
 
@@ -35,6 +37,7 @@ class Routing:
         pairs = rows * choices
         return cls(
             Jobs.empty(pairs, min(pairs, matrices), device),
+            torch.zeros(rows, choices, dtype=torch.int32, device=device),
             torch.zeros(rows, choices, dtype=torch.int32, device=device),
             torch.zeros(rows, choices, device=device),
         )
@@ -81,6 +84,7 @@ class Router:
             jobs.job_matrix,
             jobs.job_count,
             out.row_pair,
+            out.row_matrix,
             out.row_weight,
             rows,
             experts,

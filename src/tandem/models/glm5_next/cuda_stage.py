@@ -201,12 +201,12 @@ class RowsProgram:
         assert isinstance(layer.memory, DeviceSlots)
         site, qkv = layer.attention_site, tensors.qkv
         inputs = self._scratch.inputs(qkv.groups * self._rows, qkv.inputs)
-        self._sites.enter(self.streams, site, site.norm, self._x, qkv.suh, inputs)
-        beside = self._beside(tensors.step.small)
-        sums = self._product(inputs, qkv, self._jobs, beside)
+        errand = self._sites.enter(self.streams, site, site.norm, self._x, qkv.suh, inputs)
+        small = self._small_output(tensors.step.small)
+        sums = self._product(inputs, qkv, self._jobs, Beside(errand, tensors.step.small, self._x, small))
         rotated = self._scratch.inputs(self._rows, tensors.out.inputs)
         self._kda.step(
-            sums, qkv.svh[0], beside.y, tensors.step, tensors.out.suh, layer.memory, self._runs, rotated
+            sums, qkv.svh[0], small, tensors.step, tensors.out.suh, layer.memory, self._runs, rotated
         )
         return Output(self._product(rotated, tensors.out, self._jobs), tensors.out.svh[0])
 
@@ -214,14 +214,15 @@ class RowsProgram:
         assert isinstance(layer.memory, DeviceCache)
         cache, site, rows = layer.memory, layer.attention_site, self._rows
         inputs = self._scratch.inputs(2 * rows, tensors.down.inputs)
-        self._sites.enter(self.streams, site, site.norm, self._x, tensors.down.suh, inputs)
-        beside = self._beside(tensors.step.small)
+        errand = self._sites.enter(self.streams, site, site.norm, self._x, tensors.down.suh, inputs)
+        small = self._small_output(tensors.step.small)
+        beside = Beside(errand, tensors.step.small, self._x, small)
         down = self._product(inputs, tensors.down, self._jobs, beside)
         inputs = self._scratch.inputs(2 * rows, tensors.up.inputs)
         self._mla.enter(
             down,
             tensors.down,
-            beside.y,
+            small,
             tensors.step,
             tensors.up.suh,
             cache,
@@ -232,7 +233,7 @@ class RowsProgram:
         )
         up = self._product(inputs, tensors.up, self._jobs)
         self._mla.absorb(up, tensors.up, tensors.step, cache, self._q, self._index_q, self._bucket)
-        score(self._index_q, beside.y[:, 256:], cache.pools, self._where, self._scores)
+        score(self._index_q, small[:, 256:], cache.pools, self._where, self._scores)
         self._top.select(
             self._scores, self._where.positions, self._where.chosen, self._stage.spec.index_kpool
         )
@@ -245,41 +246,34 @@ class RowsProgram:
     def _mlp(self, site: SiteWeights, tensors: MlpTensors) -> Output:
         if tensors.router is None:
             inputs = self._scratch.inputs(2 * self._rows, tensors.gate_up.inputs)
-            self._sites.enter(self.streams, site, site.norm, None, tensors.gate_up.suh, inputs)
-            sums = self._gated(inputs, tensors, self._jobs)
+            errand = self._sites.enter(self.streams, site, site.norm, None, tensors.gate_up.suh, inputs)
+            sums = self._gated(inputs, tensors, self._jobs, Beside(errand))
             return Output(sums, tensors.down.svh[0])
         assert tensors.correction_bias is not None
-        jobs = self._routing.jobs
-        self._sites.enter(self.streams, site, site.norm, self._x, None, None)
+        routing, jobs = self._routing, self._routing.jobs
+        errand = self._sites.enter(self.streams, site, site.norm, self._x, None, None)
         inputs = self._scratch.inputs(2 * jobs.capacity, tensors.gate_up.inputs)
-        logits = self._logits(tensors.router)
-        self._router.route(logits, tensors.correction_bias, self._routing, self._x, tensors.gate_up, inputs)
+        logits = self._small_output(tensors.router)
+        self._dense.multiply(tensors.router, self._x, logits, self._bucket, errand)
+        self._router.route(logits, tensors.correction_bias, routing, self._x, tensors.gate_up, inputs)
         sums = self._gated(inputs, tensors, jobs)
-        return Output(
-            sums, tensors.down.svh[0], jobs.pair_matrix, self._routing.row_pair, self._routing.row_weight
-        )
+        return Output(sums, tensors.down.svh[0], routing.row_pair, routing.row_matrix, routing.row_weight)
 
-    def _gated(self, inputs: Inputs, tensors: MlpTensors, jobs: Jobs) -> Sums:
+    def _gated(self, inputs: Inputs, tensors: MlpTensors, jobs: Jobs, beside: Beside | None = None) -> Sums:
         gate_up, down, limit = tensors.gate_up, tensors.down, self._stage.spec.swiglu_limit
         rotated = self._scratch.inputs(jobs.capacity, down.inputs, second=True)
         if gate_up.integer:
             gated = Gated(down, rotated, self._scratch.arrivals, limit)
-            self._product(inputs, gate_up, jobs, gated=gated)
+            self._product(inputs, gate_up, jobs, beside, gated)
         else:
-            sums = self._product(inputs, gate_up, jobs)
+            sums = self._product(inputs, gate_up, jobs, beside)
             self._exl3.finish_gate_up(sums, gate_up, down, jobs, rotated, limit)
         return self._product(rotated, down, jobs)
 
-    def _logits(self, weight: torch.Tensor) -> torch.Tensor:
-        """The normalized input times the router, [R, E]."""
-        beside = self._beside(weight)
-        self._dense.multiply(weight, beside.x, beside.y, self._bucket)
-        return beside.y
-
-    def _beside(self, weight: torch.Tensor) -> Beside:
-        """A small matrix for the normalized input."""
+    def _small_output(self, weight: torch.Tensor) -> torch.Tensor:
+        """For the normalized input times a small matrix, [R, N]."""
         outputs = weight.shape[0]
-        return Beside(weight, self._x, self._small[: self._rows * outputs].view(self._rows, outputs))
+        return self._small[: self._rows * outputs].view(self._rows, outputs)
 
     def _product(
         self,
@@ -290,12 +284,19 @@ class RowsProgram:
         gated: Gated | None = None,
     ) -> Sums:
         if beside is not None and not stack.integer:
-            self._dense.multiply(beside.weight, beside.x, beside.y, self._bucket)
+            self._apart(beside)
             beside = None
         splits = self._exl3.splits(stack, jobs, self._rows)
         out = self._scratch.outputs(splits, stack.groups * jobs.capacity, stack.widest, stack.integer)
         self._exl3.product(inputs, stack, jobs, out, self._rows, beside, gated)
         return out
+
+    def _apart(self, beside: Beside) -> None:
+        """Launches of its own for what the product of decoded weights does not take along."""
+        if beside.weight is not None and beside.x is not None and beside.y is not None:
+            self._dense.multiply(beside.weight, beside.x, beside.y, self._bucket, beside.errand)
+        elif beside.errand is not None:
+            self._sites.run_errand(beside.errand)
 
 
 def rows_scratch(stage: DeviceStage, cache_dir: Path | None) -> Scratch:

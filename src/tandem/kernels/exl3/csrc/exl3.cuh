@@ -68,10 +68,17 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
     return warp_sum((threadIdx.x & 31) < (blockDim.x >> 5) ? scratch[threadIdx.x & 31] : 0.0f);
 }
 
+// Four factors of a rotation, suh or svh; 8-byte aligned.
+__device__ __forceinline__ float4 factors(const uint2& packed) {
+    const float2 a = __half22float2(*(const __half2*)&packed.x), b = __half22float2(*(const __half2*)&packed.y);
+    return make_float4(a.x, a.y, b.x, b.y);
+}
+__device__ __forceinline__ float4 factors(const __half* from) { return factors(*(const uint2*)from); }
+
 // Rotates 128 values of a row held by one warp and stores them with their largest magnitude: a product's input.
-__device__ __forceinline__ void store_rotated(float (&v)[4], const __half* suh, int at, float* row, float* peaks) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] *= __half2float(suh[at + i]);
+// suh: the lane's factors, which come from far away: to be asked for early.
+__device__ __forceinline__ void store_rotated(float (&v)[4], const float4& suh, int at, float* row, float* peaks) {
+    v[0] *= suh.x; v[1] *= suh.y; v[2] *= suh.z; v[3] *= suh.w;
     hadamard128(v);
     *(float4*)(row + at) = make_float4(v[0], v[1], v[2], v[3]);
     const float peak = warp_max(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
@@ -124,9 +131,9 @@ __device__ __forceinline__ void decoded_sums(float (&v)[4], const Partial& p, in
 
 // 128 outputs of one pair, four a lane, rotated back and scaled by svh [outputs].
 __device__ __forceinline__ void finish_block(float (&v)[4], const Partial& p, int pair, const __half* svh, int at) {
+    const float4 scale = factors(svh + at);
     if (p.sums) integer_sums(v, p, pair, at);
     else decoded_sums(v, p, pair, at);
     hadamard128(v);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] *= __half2float(svh[at + i]);
+    v[0] *= scale.x; v[1] *= scale.y; v[2] *= scale.z; v[3] *= scale.w;
 }

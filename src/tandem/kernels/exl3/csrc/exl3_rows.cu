@@ -7,6 +7,7 @@
 // Macros: those of integer.cuh.
 
 #include "integer.cuh"
+#include "../../hyper_connection/csrc/coefficients.cuh"
 #include "../../linear/csrc/dense_row.cuh"
 
 // x fp32 [rows, inputs] -> rotated fp32 [groups, pairs, inputs], peaks fp32 [groups, pairs, inputs / 128].
@@ -20,11 +21,11 @@ extern "C" __global__ void rotate_pairs(const float* x, const __half* suh,
     const int pair = blockIdx.x, block = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (pair >= *pair_count || block * ROTATION >= inputs) return;
     const int at = block * ROTATION + 4 * (threadIdx.x & 31);
+    const float4 own = factors(suh + ((size_t)blockIdx.z * matrices + pair_matrix[pair]) * inputs + at);
     const float4 loaded = *(const float4*)(x + (size_t)pair_row[pair] * inputs + at);
     float v[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
     const size_t out = (size_t)blockIdx.z * gridDim.x + pair;
-    store_rotated(v, suh + ((size_t)blockIdx.z * matrices + pair_matrix[pair]) * inputs, at, rotated + out * inputs,
-                  peaks + out * (inputs / ROTATION));
+    store_rotated(v, own, at, rotated + out * inputs, peaks + out * (inputs / ROTATION));
 }
 
 // What the last block to reach an output block of a gate and up product does with it: nothing if rotated is null.
@@ -40,6 +41,7 @@ struct Gated {
 // * clamp(up, +-limit), times suh, rotated.
 __device__ __forceinline__ void finish_gated(const Gated& to, const Partial& from, int pair, int pair_capacity,
                                              int matrix, int matrices, int width, int at) {
+    const float4 suh = factors(to.down_suh + (size_t)matrix * width + at);
     float g[4], u[4];
     finish_block(g, from, pair, to.svh + (size_t)matrix * width, at);
     finish_block(u, from, pair_capacity + pair, to.svh + ((size_t)matrices + matrix) * width, at);
@@ -48,17 +50,17 @@ __device__ __forceinline__ void finish_gated(const Gated& to, const Partial& fro
         const float a = fminf(g[i], to.limit), b = fminf(fmaxf(u[i], -to.limit), to.limit);
         g[i] = a / (1.0f + expf(-a)) * b;
     }
-    store_rotated(g, to.down_suh + (size_t)matrix * width, at, to.rotated + (size_t)pair * width,
-                  to.peaks + (size_t)pair * (width / ROTATION));
+    store_rotated(g, suh, at, to.rotated + (size_t)pair * width, to.peaks + (size_t)pair * (width / ROTATION));
 }
 
 // trellis u64 [groups, matrices]: address of each matrix's tiles [inputs/16, outputs/16, 8 K] u32; bits and
 // outputs int32 [groups, matrices]. job_start [jobs + 1] in pairs, job_matrix [jobs], the same for all groups.
 // fixed_jobs: no earlier kernel writes them, so that weights can be asked for before its end.
 // -> partial int32 [splits, groups * pairs, 2, pitch], sums [splits, groups * pairs], scale [groups * pairs].
-// Grid: (dense blocks + widest outputs / (16 TILES), splits, groups * most jobs); a split's k-tiles are divided
-// among the warps. The first `dense_blocks` in x multiply a small fp16 matrix that has nothing to do with the rest
-// but its place in the step (dense_row.cuh; dense_rows rows of x).
+// Grid: (blocks beside + widest outputs / (16 TILES), splits, groups * most jobs); a split's k-tiles are divided
+// among the warps. The first `beside` blocks in x have nothing to do with the rest but their place in the step: they
+// multiply a small fp16 matrix (dense_row.cuh) and, the last of them, make a site's coefficients for dense_rows rows
+// (site_partial null: not wanted).
 //
 // Gated (gated_rotated not null; TILES at most 8): the last block to bring its part of 128 gate and up outputs
 // makes the down projection's input of them. arrivals int32 [jobs, outputs / 128], zero before and after.
@@ -70,8 +72,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
                  const int* job_matrix, const int* job_count, int* partial,
                  int* sums, float* scale, int inputs, int pitch, int matrices,
                  int pair_capacity, int groups, int fixed_jobs,
-                 const __half* dense_weight, const float* dense_x, float* dense_y, int dense_blocks,
-                 int dense_outputs, int dense_inputs, int dense_rows,
+                 int beside, const __half* dense_weight, const float* dense_x, float* dense_y, int dense_outputs,
+                 int dense_inputs, int dense_rows, const float* site_partial, const float* site_base,
+                 const float* site_scale, float* coefficients, int site_blocks, int iterations, float eps,
+                 float norm_eps,
                  const __half* gated_svh, const __half* gated_suh, float* gated_rotated, float* gated_peaks,
                  int* arrivals, float limit) {
     constexpr int OUTPUTS = TILES * 16, RING_WORDS = DEPTH * TILES * 8 * (BITS_A > BITS_B ? BITS_A : BITS_B);
@@ -79,13 +83,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     __shared__ int row_sums[ROWS];
     const int warp = threadIdx.x >> 5;
     let_next_begin();
-    if (blockIdx.x < dense_blocks) {
+    if (blockIdx.x < beside) {
         if (blockIdx.z) return;
+        if (site_partial && blockIdx.x == beside - 1) {
+            if (blockIdx.y) return;
+            wait_for_earlier();
+            make_coefficients({site_partial, site_base, site_scale, coefficients, dense_rows, site_blocks, iterations,
+                               eps, norm_eps});
+            return;
+        }
         const int n = (blockIdx.x * gridDim.y + blockIdx.y) * WARPS + warp;
         dense_row<ROWS>(dense_weight, dense_x, dense_y, n, dense_outputs, dense_inputs, dense_rows);
         return;
     }
-    const int block = blockIdx.x - dense_blocks;
+    const int block = blockIdx.x - beside;
     for (int i = threadIdx.x; i < 2 * ROWS * OUTPUTS; i += WARPS * 32) totals[i] = 0;
     if (threadIdx.x < ROWS) row_sums[threadIdx.x] = 0;
     __syncthreads();

@@ -5,18 +5,18 @@
 // [4], post [4], mix [4 old, 4 new]. Sums run in a fixed order, so a row's bits depend on that row alone.
 
 #include "../../exl3/csrc/exl3.cuh"
+#include "coefficients.cuh"
 
-#define STREAMS 4
-#define MIXES 24
-#define PARTIAL 25  // 24 dot products and the sum of squares
+#define LEAVE_WARPS 12
+#define MOST_GROUPS 3  // matrices that rotate one input
 
-// Grid: (D / 128, rows), 256 threads. The sublayer's output is the sum over `choices` pairs of a row, row_pair
-// [rows, choices] (null: the row itself) times row_weight (null: 1). choices == 0: the streams begin as the
+// Grid: (D / 128, rows), 384 threads. The sublayer's output is the sum over `choices` pairs of a row, row_pair
+// [rows, choices] of row_matrix [rows, choices] (null: the row itself, of matrix 0) times row_weight (null: 1). choices == 0: the streams begin as the
 // embedding of token_ids or, without one, stay as they came. -> streams fp32 [rows, 4, D] updated, partial fp32 [rows, D / 128, 25].
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(LEAVE_WARPS * 32)
     leave_site(float* streams, const float* coefficients, const int* values,
                const int* sums, const float* scale, const __half* svh,
-               const int* pair_matrix, const int* row_pair,
+               const int* row_pair, const int* row_matrix,
                const float* row_weight, const __half* embedding,
                const i64* token_ids, const float* mixer, float* partial, int D,
                int choices, int splits, int pairs, int pitch) {
@@ -25,26 +25,28 @@ extern "C" __global__ void __launch_bounds__(256)
     __shared__ float squares[4];
     const int row = blockIdx.y, base = blockIdx.x * ROTATION, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     let_next_begin();
-    float4 weights[MIXES / 8][STREAMS];
+    float4 weights[MIXES / LEAVE_WARPS][STREAMS];
     if (mixer) {
 #pragma unroll
-        for (int m = 0; m < MIXES / 8; m++)
+        for (int m = 0; m < MIXES / LEAVE_WARPS; m++)
 #pragma unroll
             for (int s = 0; s < STREAMS; s++)
                 weights[m][s] =
-                    __ldg((const float4*)(mixer + ((size_t)(8 * m + warp) * STREAMS + s) * D + base + 4 * lane));
+                    __ldg((const float4*)(mixer + ((size_t)(LEAVE_WARPS * m + warp) * STREAMS + s) * D + base + 4 * lane));
     }
     wait_for_earlier();
     const Partial from = {values, sums, scale, splits, pairs, pitch};
-    float old[STREAMS];
+    float old[STREAMS], c[MIXES];
     if (threadIdx.x < ROTATION && choices) {
+#pragma unroll
+        for (int i = 0; i < MIXES; i += 4) *(float4*)(c + i) = *(const float4*)(coefficients + row * MIXES + i);
 #pragma unroll
         for (int s = 0; s < STREAMS; s++) old[s] = streams[((size_t)row * STREAMS + s) * D + base + threadIdx.x];
     }
-    for (int choice = warp; choice < choices; choice += 8) {
+    for (int choice = warp; choice < choices; choice += LEAVE_WARPS) {
         const int pair = row_pair ? row_pair[row * choices + choice] : row;
         const float weight = row_weight ? row_weight[row * choices + choice] : 1.0f;
-        const size_t matrix = pair_matrix ? pair_matrix[pair] : 0;
+        const size_t matrix = row_matrix ? row_matrix[row * choices + choice] : 0;
         float v[4];
         finish_block(v, from, pair, svh + matrix * D, base + 4 * lane);
 #pragma unroll
@@ -62,7 +64,6 @@ extern "C" __global__ void __launch_bounds__(256)
         } else {
             float output = outputs[0][threadIdx.x];
             for (int choice = 1; choice < choices; choice++) output += outputs[choice][threadIdx.x];
-            const float* c = coefficients + row * MIXES;
 #pragma unroll
             for (int s = 0; s < STREAMS; s++) {
                 next[s] = c[4 + s] * output;
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) out[MIXES] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
     if (mixer == nullptr) return;
 #pragma unroll
-    for (int m = 0; m < MIXES / 8; m++) {
+    for (int m = 0; m < MIXES / LEAVE_WARPS; m++) {
         float dot = 0.0f;
 #pragma unroll
         for (int s = 0; s < STREAMS; s++) {
@@ -97,56 +98,38 @@ extern "C" __global__ void __launch_bounds__(256)
             dot = fmaf(w.w, x.w, dot);
         }
         dot = warp_sum(dot);
-        if (lane == 0) out[8 * m + warp] = dot;
+        if (lane == 0) out[LEAVE_WARPS * m + warp] = dot;
     }
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-// One warp: lane 4 o + s (below 16) holds mix[o][s] before Sinkhorn; divides rows and columns by their sums.
-__device__ __forceinline__ float sinkhorn(float raised, int iterations, float eps) {
-    const unsigned all = 0xffffffffu;
-    const auto row_sum = [&](float v) {
-        v += __shfl_xor_sync(all, v, 1);
-        return v + __shfl_xor_sync(all, v, 2);
-    };
-    const auto column_sum = [&](float v) {
-        v += __shfl_xor_sync(all, v, 4);
-        return v + __shfl_xor_sync(all, v, 8);
-    };
-    float top = fmaxf(raised, __shfl_xor_sync(all, raised, 1));
-    top = fmaxf(top, __shfl_xor_sync(all, top, 2));
-    float v = expf(raised - top);
-    v = __fdividef(v, row_sum(v)) + eps;
-    v = __fdividef(v, column_sum(v) + eps);
-    for (int i = 1; i < iterations; i++) {
-        v = __fdividef(v, row_sum(v) + eps);
-        v = __fdividef(v, column_sum(v) + eps);
-    }
-    return v;
-}
-
-// Grid: (rows, 2), 1024 threads: the second block of a row makes the coefficients that leave_site will need, which
-// take as long as the rest. mean != 0: the plain mean of the streams (the end of the stack) instead of a mix.
-// -> coefficients [rows, 24], x fp32 [rows, D] normalized (null: not wanted), and for each of `groups` matrices
-// rotated fp32 [groups, rows, D] with its peaks. suh fp16 [groups, D].
+// Grid: (rows), 1024 threads. mean != 0: the plain mean of the streams (the end of the stack) instead of a mix. The
+// coefficients that leave_site will need take longer: a block of the launch after this one makes them
+// (coefficients.cuh).
+// -> x fp32 [rows, D] normalized (null: not wanted), and for each of `groups` matrices rotated fp32 [groups, rows, D]
+// with its peaks. suh fp16 [groups, D].
 extern "C" __global__ void __launch_bounds__(1024)
     enter_site(const float* streams, const float* partial, const float* base,
                const float* scale, const float* norm, const __half* suh,
-               float* coefficients, float* x, float* rotated,
-               float* peaks, int D, int groups, int mean, int iterations, float eps, float norm_eps) {
+               float* x, float* rotated, float* peaks, int D, int groups, int mean, float eps, float norm_eps) {
     extern __shared__ __align__(16) float mixed[];
     __shared__ float projected[PARTIAL], pre[STREAMS], scratch[32];
     const int row = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, blocks = D / ROTATION;
     let_next_begin();
-    const bool makes_coefficients = blockIdx.y == 1;
     const float* from = streams + (size_t)row * STREAMS * D;
     const int own = threadIdx.x * 4;  // the first columns of this thread, asked for at once
+    float4 own_norm;
+    uint2 own_suh[MOST_GROUPS];
+    if (own < D) {
+        own_norm = *(const float4*)(norm + own);
+#pragma unroll
+        for (int g = 0; g < MOST_GROUPS; g++)
+            if (g < groups) own_suh[g] = *(const uint2*)(suh + (size_t)g * D + own);
+    }
     wait_for_earlier();
     float4 ahead[STREAMS];
 #pragma unroll
     for (int s = 0; s < STREAMS; s++)
-        if (own < D && !makes_coefficients) ahead[s] = *(const float4*)(from + (size_t)s * D + own);
+        if (own < D) ahead[s] = *(const float4*)(from + (size_t)s * D + own);
     if (!mean) {
         // Warp m sums the partial products m of all blocks, 32 at a time in order.
         if (warp < PARTIAL) {
@@ -158,15 +141,6 @@ extern "C" __global__ void __launch_bounds__(1024)
         }
         __syncthreads();
         const float inverse = rsqrtf(projected[MIXES] / (STREAMS * D) + norm_eps);
-        float* out = coefficients + row * MIXES;
-        if (makes_coefficients) {
-            if (warp) return;
-            const int m = 8 + (lane & 15);
-            const float value = sinkhorn(projected[m] * inverse * scale[2] + base[m], iterations, eps);
-            if (lane < 16) out[8 + lane] = value;
-            if (lane < 4) out[4 + lane] = 2.0f * sigmoid(projected[4 + lane] * inverse * scale[1] + base[4 + lane]);
-            return;
-        }
         if (threadIdx.x < STREAMS)
             pre[threadIdx.x] = sigmoid(projected[threadIdx.x] * inverse * scale[0] + base[threadIdx.x]) + eps;
         __syncthreads();
@@ -199,13 +173,18 @@ extern "C" __global__ void __launch_bounds__(1024)
     // What a thread wrote above it reads here: no other barrier is needed.
     for (int d = threadIdx.x * 4; d < D; d += 4096) {
         float4 v = *(const float4*)(mixed + d);
-        const float4 w = *(const float4*)(norm + d);
+        if (d != own) own_norm = *(const float4*)(norm + d);
+        const float4& w = own_norm;
         v = make_float4(v.x * inverse * w.x, v.y * inverse * w.y, v.z * inverse * w.z, v.w * inverse * w.w);
         if (x) *(float4*)(x + (size_t)row * D + d) = v;
-        for (int g = 0; g < groups; g++) {
-            float r[4] = {v.x, v.y, v.z, v.w};
-            const size_t out = (size_t)g * gridDim.x + row;
-            store_rotated(r, suh + (size_t)g * D, d, rotated + out * D, peaks + out * blocks);
+#pragma unroll
+        for (int g = 0; g < MOST_GROUPS; g++) {
+            if (g < groups) {
+                float r[4] = {v.x, v.y, v.z, v.w};
+                const size_t out = (size_t)g * gridDim.x + row;
+                if (d != own) own_suh[g] = *(const uint2*)(suh + (size_t)g * D + d);
+                store_rotated(r, factors(own_suh[g]), d, rotated + out * D, peaks + out * blocks);
+            }
         }
     }
 }
@@ -321,4 +300,13 @@ extern "C" __global__ void __launch_bounds__(256)
             to[1] = __floats2half2_rn(r[2], r[3]);
         }
     }
+}
+
+// The coefficients where no other launch takes them along. Grid: 1, 512 threads.
+extern "C" __global__ void __launch_bounds__(512)
+    site_coefficients(const float* partial, const float* base, const float* scale, float* coefficients, int rows,
+                      int blocks, int iterations, float eps, float norm_eps) {
+    let_next_begin();
+    wait_for_earlier();
+    make_coefficients({partial, base, scale, coefficients, rows, blocks, iterations, eps, norm_eps});
 }

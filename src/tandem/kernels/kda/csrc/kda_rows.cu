@@ -26,7 +26,6 @@ struct Shared {
     float mixing[MAX_ROWS];
     float act[2][3][HEAD];           // convolved q, k, v of the row at hand, two rows in turn
     float expg[2][HEAD];
-    float beta[2];
     float squares[2][8];             // sums of squares of q (0..3) and k (4..7) by warp
     float held[2][GROUPS][HEAD], seen[2][GROUPS][HEAD], overlap[2][GROUPS];
 };
@@ -56,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(512)
     int accepted = positions[first_row] - committed[(size_t)slot * heads + head];
     accepted = min(max(accepted, 0), MAX_ROWS);
 
-    // Weights and state were written by nobody of this step: they are asked for before the products end. Two
-    // threads an output of the low-rank projections: 128 decays, then 128 gates.
+    // Weights, state and pending rows were written by nobody of this step: they are fetched, and the accepted rows
+    // folded, before the products end. Two threads an output of the low-rank projections: 128 decays, then 128 gates.
     const int output = t >> 1, half = t & 1, low_channel = output & (HEAD - 1), which = output >> 7;
     const __half* weight = (which ? gate_up : forget_up) + ((size_t)head * HEAD + low_channel) * HEAD + half * 64;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(weight));
@@ -66,53 +65,6 @@ extern "C" __global__ void __launch_bounds__(512)
     float S[KEYS];
 #pragma unroll
     for (int i = 0; i < KEYS; i++) S[i] = at_state[(size_t)i * HEAD];
-    wait_for_earlier();
-
-    // The products' outputs of this head, and the low-rank inputs.
-    const Partial from = {values, sums, scale, splits, grouped ? 3 * rows_total : rows_total, pitch};
-    for (int item = warp; item < 3 * rows; item += 16) {
-        const int row = item / 3, part = item % 3;
-        float v[4];
-        const int pair = first_row + row + (grouped ? part * rows_total : 0);
-        const __half* of_part = svh + part * width;
-        if (grouped) finish_block(v, from, pair, of_part, head * HEAD + 4 * lane);
-        else finish_block(v, from, pair, svh, part * width + head * HEAD + 4 * lane);
-#pragma unroll
-        for (int i = 0; i < 4; i++) s.raw[row][part][4 * lane + i] = v[i];
-    }
-    for (int i = t; i < rows * 2 * HEAD; i += 512)
-        s.small[i / (2 * HEAD)][i % (2 * HEAD)] = small[(size_t)(first_row + i / (2 * HEAD)) * small_pitch + i % (2 * HEAD)];
-    if (t < rows) s.mixing[t] = sigmoid(small[(size_t)(first_row + t) * small_pitch + 2 * HEAD + head]);
-    __syncthreads();
-    {
-        uint4 packed[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) packed[i] = __ldg((const uint4*)(weight + 8 * i));
-        const float bias = dt_bias[head * HEAD + low_channel], rate = expf(a_log[head]);
-        for (int row = 0; row < rows; row++) {
-            const float* x = s.small[row] + which * HEAD + half * 64;
-            float dot = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const __half2* h = (const __half2*)&packed[i];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const float2 w = __half22float2(h[j]);
-                    dot = fmaf(w.x, x[8 * i + 2 * j], dot);
-                    dot = fmaf(w.y, x[8 * i + 2 * j + 1], dot);
-                }
-            }
-            dot += __shfl_xor_sync(0xffffffffu, dot, 1);
-            if (half == 0 && which) s.gate[row][low_channel] = dot;
-            if (half == 0 && !which) {
-                const float shifted = dot + bias;
-                s.decay[row][low_channel] =
-                    lower_bound != 0.0f ? lower_bound * sigmoid(rate * shifted)
-                                        : -rate * (fmaxf(shifted, 0.0f) + log1pf(expf(-fabsf(shifted))));
-            }
-        }
-    }
-
     // Threads below 384 own a channel of the convolution: part t / 128 (q, k, v), element t % 128.
     const int part = t >> 7, element = t & (HEAD - 1), channel = part * width + head * HEAD + element;
     const int pending_pitch = 4 * width + heads;
@@ -125,49 +77,26 @@ extern "C" __global__ void __launch_bounds__(512)
 #pragma unroll
         for (int i = 0; i < TAPS; i++) taps[i] = conv[(size_t)channel * TAPS + i];
     }
-    __syncthreads();  // decays and gates are there, everybody has read `committed`
+    // Where a row's values of this thread lie among the pending ones: an input, or (the last 128 threads) a log decay.
+    float* own_pending = at_pending + (part < 3 ? channel : 3 * width + head * HEAD + element);
+    const auto pending_beta = [&](int row) { return at_pending + (size_t)row * pending_pitch + 4 * width + head; };
 
-    for (int step = 0; step < accepted + rows; step++) {
-        const int row = step - accepted, turn = step & 1;
-        if (row == 0 && accepted > 0) {
-#pragma unroll
-            for (int i = 0; i < KEYS; i++) at_state[(size_t)i * HEAD] = S[i];
-            if (part < 3) {
-#pragma unroll
-                for (int i = 0; i < TAPS - 1; i++) at_history[(size_t)i * 3 * width] = past[i];
-            }
-            if (t == 0) committed[(size_t)slot * heads + head] = positions[first_row];
-        }
+    // One row: `own` is this thread's input or log decay, beta the row's mixing rate, output null for a pending row.
+    const auto advance = [&](int turn, float own, float beta, float* output) {
         if (part < 3) {
-            float raw;
-            if (row < 0) {
-                raw = at_pending[(size_t)step * pending_pitch + channel];
-            } else {
-                raw = s.raw[row][part][element];
-                at_pending[(size_t)row * pending_pitch + channel] = raw;
-            }
             float mixed = past[0] * taps[0];
             mixed = mixed + past[1] * taps[1];
             mixed = mixed + past[2] * taps[2];
-            mixed = mixed + raw * taps[3];
+            mixed = mixed + own * taps[3];
             past[0] = past[1];
             past[1] = past[2];
-            past[2] = raw;
+            past[2] = own;
             const float value = mixed / (1.0f + expf(-mixed));
             s.act[turn][part][element] = value;
             const float square = warp_sum(value * value);
             if (lane == 0 && part < 2) s.squares[turn][warp] = square;
         } else {
-            float* kept = at_pending + (size_t)(row < 0 ? step : row) * pending_pitch;
-            float* kept_decay = kept + 3 * width + head * HEAD + element;
-            const float g = row < 0 ? *kept_decay : s.decay[row][element];
-            if (row >= 0) *kept_decay = g;
-            s.expg[turn][element] = expf(g);
-            if (element == 0) {
-                const float beta = row < 0 ? kept[4 * width + head] : s.mixing[row];
-                if (row >= 0) kept[4 * width + head] = beta;
-                s.beta[turn] = beta;
-            }
+            s.expg[turn][element] = expf(own);
         }
         __syncthreads();
         const float* q = s.act[turn][0] + key0;
@@ -191,16 +120,88 @@ extern "C" __global__ void __launch_bounds__(512)
         const auto total = [&](const float (&x)[GROUPS][HEAD]) {
             return (x[0][column] + x[1][column]) + (x[2][column] + x[3][column]);
         };
-        const float correction = (s.act[turn][2][column] - total(s.held[turn]) * unit_k) * s.beta[turn];
-        if (row >= 0 && group == 0) {
+        const float correction = (s.act[turn][2][column] - total(s.held[turn]) * unit_k) * beta;
+        if (output && group == 0) {
             const float* o = s.overlap[turn];
             const float qk = ((o[0] + o[1]) + (o[2] + o[3])) * unit_k;
-            s.output[row][column] =
-                (total(s.seen[turn]) + qk * correction) * unit_q * 0.08838834764831845f;
+            output[column] = (total(s.seen[turn]) + qk * correction) * unit_q * 0.08838834764831845f;
         }
         const float written = correction * unit_k;
 #pragma unroll
         for (int i = 0; i < KEYS; i++) S[i] = fmaf(k[i], written, S[i]);
+    };
+    if (accepted > 0) {
+        float next = *own_pending, next_beta = *pending_beta(0);
+        for (int row = 0; row < accepted; row++) {
+            const float own = next, beta = next_beta;
+            if (row + 1 < accepted) {
+                next = own_pending[(size_t)(row + 1) * pending_pitch];
+                next_beta = *pending_beta(row + 1);
+            }
+            advance(row & 1, own, beta, nullptr);
+        }
+#pragma unroll
+        for (int i = 0; i < KEYS; i++) at_state[(size_t)i * HEAD] = S[i];
+        if (part < 3) {
+#pragma unroll
+            for (int i = 0; i < TAPS - 1; i++) at_history[(size_t)i * 3 * width] = past[i];
+        }
+        // Everybody has read `committed` before the first barrier of `advance`.
+        if (t == 0) committed[(size_t)slot * heads + head] = positions[first_row];
+    }
+    uint4 packed[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) packed[i] = __ldg((const uint4*)(weight + 8 * i));
+    const float4 suh = factors(out_suh + head * HEAD + 4 * lane);
+    const float bias = dt_bias[head * HEAD + low_channel], rate = expf(a_log[head]);
+    wait_for_earlier();
+
+    // The products' outputs of this head, and the low-rank inputs.
+    const Partial from = {values, sums, scale, splits, grouped ? 3 * rows_total : rows_total, pitch};
+    for (int i = t; i < rows * 2 * HEAD; i += 512)
+        s.small[i / (2 * HEAD)][i % (2 * HEAD)] = small[(size_t)(first_row + i / (2 * HEAD)) * small_pitch + i % (2 * HEAD)];
+    if (t < rows) s.mixing[t] = sigmoid(small[(size_t)(first_row + t) * small_pitch + 2 * HEAD + head]);
+    for (int item = warp; item < 3 * rows; item += 16) {
+        const int row = item / 3, which_part = item % 3;
+        float v[4];
+        const int pair = first_row + row + (grouped ? which_part * rows_total : 0);
+        const __half* of_part = svh + which_part * width;
+        if (grouped) finish_block(v, from, pair, of_part, head * HEAD + 4 * lane);
+        else finish_block(v, from, pair, svh, which_part * width + head * HEAD + 4 * lane);
+#pragma unroll
+        for (int i = 0; i < 4; i++) s.raw[row][which_part][4 * lane + i] = v[i];
+    }
+#pragma unroll
+    for (int i = 4; i < 8; i++) packed[i] = __ldg((const uint4*)(weight + 8 * i));
+    __syncthreads();
+    for (int row = 0; row < rows; row++) {
+        const float* x = s.small[row] + which * HEAD + half * 64;
+        float dot = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const __half2* h = (const __half2*)&packed[i];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float2 w = __half22float2(h[j]);
+                dot = fmaf(w.x, x[8 * i + 2 * j], dot);
+                dot = fmaf(w.y, x[8 * i + 2 * j + 1], dot);
+            }
+        }
+        dot += __shfl_xor_sync(0xffffffffu, dot, 1);
+        if (half == 0 && which) s.gate[row][low_channel] = dot;
+        if (half == 0 && !which) {
+            const float shifted = dot + bias;
+            s.decay[row][low_channel] =
+                lower_bound != 0.0f ? lower_bound * sigmoid(rate * shifted)
+                                    : -rate * (fmaxf(shifted, 0.0f) + log1pf(expf(-fabsf(shifted))));
+        }
+    }
+    __syncthreads();
+    for (int row = 0; row < rows; row++) {
+        const float own = part < 3 ? s.raw[row][part][element] : s.decay[row][element], beta = s.mixing[row];
+        own_pending[(size_t)row * pending_pitch] = own;
+        if (t == 0) *pending_beta(row) = beta;
+        advance((accepted + row) & 1, own, beta, s.output[row]);
     }
     __syncthreads();
     if (warp < rows) {
@@ -212,6 +213,6 @@ extern "C" __global__ void __launch_bounds__(512)
         float v[4] = {o.x * inverse * w[0] * sigmoid(z.x), o.y * inverse * w[1] * sigmoid(z.y),
                       o.z * inverse * w[2] * sigmoid(z.z), o.w * inverse * w[3] * sigmoid(z.w)};
         const size_t row = first_row + warp;
-        store_rotated(v, out_suh, head * HEAD + 4 * lane, rotated + row * width, peaks + row * heads);
+        store_rotated(v, suh, head * HEAD + 4 * lane, rotated + row * width, peaks + row * heads);
     }
 }

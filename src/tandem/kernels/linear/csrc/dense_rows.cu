@@ -1,25 +1,34 @@
 // Small fp16 matrices times few rows: y fp32 [rows, N] = x fp32 [rows, K] . W fp16 [N, K]^T, fp32 sums in an
 // order that does not depend on the number of rows. K a multiple of 8. Macro ROWS: most rows.
 //
-// Grid: (ceil(N / 2)), 256 threads: four warps share an output and add up in order.
+// Grid: (ceil(N / 2)), 256 threads: four warps share an output and add up in order. One block more makes a site's
+// coefficients.
 
 #include <cuda_fp16.h>
 
 #include "../../csrc/overlap.cuh"
+#include "../../hyper_connection/csrc/coefficients.cuh"
 
 #ifndef ROWS
 #define ROWS 1
 #endif
 
 extern "C" __global__ void __launch_bounds__(256)
-    dense_rows(const __half* weight, const float* x, float* y, int N, int K,
-               int rows) {
+    dense_rows(const __half* weight, const float* x, float* y, int N, int K, int rows, const float* site_partial,
+               const float* site_base, const float* site_scale, float* coefficients, int site_blocks, int iterations,
+               float eps, float norm_eps) {
     __shared__ float parts[8][ROWS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x * 2 + (warp >> 2);
     float acc[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) acc[r] = 0.0f;
     let_next_begin();
+    if (blockIdx.x * 2 >= N) {
+        wait_for_earlier();
+        make_coefficients({site_partial, site_base, site_scale, coefficients, rows, site_blocks, iterations, eps,
+                           norm_eps});
+        return;
+    }
     uint4 ahead[4];
     const int first = ((warp & 3) * 32 + lane) * 8;
 #pragma unroll

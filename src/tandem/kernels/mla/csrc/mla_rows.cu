@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(384)
             for (int g = 0; g < 2; g++) {
                 float v[4] = {row_values[at], row_values[at + 1], row_values[at + 2], row_values[at + 3]};
                 const size_t out = (size_t)g * rows + row;
-                store_rotated(v, suh + (size_t)g * Q, at, rotated + out * Q, peaks + out * (Q / ROTATION));
+                store_rotated(v, factors(suh + (size_t)g * Q + at), at, rotated + out * Q, peaks + out * (Q / ROTATION));
             }
         }
     } else if (blockIdx.y == 1) {
@@ -336,6 +336,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x, heads = gridDim.x;
     let_next_begin();
     Fold fold(value_half + (size_t)head * L * N + blockIdx.y * ROTATION, N, L);
+    const int at = head * N + blockIdx.y * ROTATION + 4 * lane;
+    const float4 suh = factors(out_suh + at);
     wait_for_earlier();
     for (int i = threadIdx.x; i < rows * L; i += 256)
         latent[i] = joined[((size_t)(i / L) * heads + head) * L + i % L];
@@ -345,8 +347,7 @@ extern "C" __global__ void __launch_bounds__(256)
         float v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = folded(total, row, 4 * lane + i);
-        const int at = head * N + blockIdx.y * ROTATION + 4 * lane;
-        store_rotated(v, out_suh, at, rotated + (size_t)row * heads * N,
+        store_rotated(v, suh, at, rotated + (size_t)row * heads * N,
                       peaks + (size_t)row * (heads * N / ROTATION));
     }
 }

@@ -14,8 +14,8 @@
 // logits fp32 [rows, experts], bias fp32 [experts]. Row r chooses top_k experts by sigmoid(logit) + bias (ties go to
 // the lower one), weighted by sigmoid(logit), normalized if asked, times scaling; a shared expert is matrix
 // `experts`, chosen last with weight 1 by every row if `shared` is 1. Blocks of 512 threads, a warp a row.
-// -> pairs in ascending order of (expert, row): pair_row, pair_matrix [pairs]; jobs; row_pair, row_weight
-// [rows, choices] in ascending order of experts.
+// -> pairs in ascending order of (expert, row): pair_row, pair_matrix [pairs]; jobs; row_pair, row_matrix,
+// row_weight [rows, choices] in ascending order of experts.
 //
 // Then x fp32 [rows, inputs] rotated for each pair: rotated fp32 [groups, pair_capacity, inputs] and its peaks; suh
 // fp16 [groups, matrices, inputs]. Every block routes all rows, which takes less than another launch; the first one
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(512)
     route(const float* logits, const float* bias, int* pair_row,
           int* pair_matrix, int* pair_count, int* job_start,
           int* job_matrix, int* job_count, int* row_pair,
-          float* row_weight, int rows, int experts, int top_k, int shared, int normalize,
+          int* row_matrix, float* row_weight, int rows, int experts, int top_k, int shared, int normalize,
           float scaling, const float* x, const __half* suh, float* rotated, float* peaks, int inputs,
           int groups, int pair_capacity) {
     __shared__ unsigned members[1024];  // rows that meet an expert, one bit each
@@ -146,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(512)
             pair_row[pair] = row;
             pair_matrix[pair] = expert;
             row_pair[row * choices + lane] = pair;
+            row_matrix[row * choices + lane] = expert;
         }
     }
     __syncthreads();
@@ -153,10 +154,10 @@ extern "C" __global__ void __launch_bounds__(512)
     for (int item = blockIdx.x * warps + row; item < pairs * groups * blocks; item += gridDim.x * warps) {
         const int at = item % blocks * ROTATION + 4 * lane, pair = item / blocks % pairs;
         const int group = item / blocks / pairs;
+        const float4 own = factors(suh + ((size_t)group * matrices + matrix_of[pair]) * inputs + at);
         const float4 loaded = *(const float4*)(x + (size_t)row_of[pair] * inputs + at);
         float v[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
         const size_t out = (size_t)group * pair_capacity + pair;
-        store_rotated(v, suh + ((size_t)group * matrices + matrix_of[pair]) * inputs, at, rotated + out * inputs,
-                      peaks + out * blocks);
+        store_rotated(v, own, at, rotated + out * inputs, peaks + out * blocks);
     }
 }
