@@ -34,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(512)
     __shared__ int row_of[MOST_PAIRS], matrix_of[MOST_PAIRS];
     const int lane = threadIdx.x & 31, row = threadIdx.x >> 5, matrices = experts + shared;
     const int choices = top_k + shared;
+    const int warps = blockDim.x >> 5;
     const bool publishes = blockIdx.x == 0;
     let_next_begin();
     wait_for_earlier();
@@ -95,59 +96,76 @@ extern "C" __global__ void __launch_bounds__(512)
             atomicOr(&members[experts], 1u << row);
         }
     }
-    __syncthreads();
-    // Warp w counts experts 32 w .. 32 w + 31; then everybody adds up the warps before it.
-    __shared__ int pairs_of[32], jobs_of[32];
-    const int warps = blockDim.x >> 5;
-    for (int chunk = row; chunk * 32 < matrices; chunk += warps) {
-        const int count = chunk * 32 + lane < matrices ? __popc(members[chunk * 32 + lane]) : 0;
-        int total = count;
-        for (int step = 16; step; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
-        const int active = __popc(__ballot_sync(0xffffffffu, count > 0));
-        if (lane == 0) {
-            pairs_of[chunk] = total;
-            jobs_of[chunk] = active;
+    const auto order_pairs = [&] {
+        __syncthreads();
+        // Warp w counts experts 32 w .. 32 w + 31; then everybody adds up the warps before it.
+        __shared__ int pairs_of[32], jobs_of[32];
+        for (int chunk = row; chunk * 32 < matrices; chunk += warps) {
+            const int count = chunk * 32 + lane < matrices ? __popc(members[chunk * 32 + lane]) : 0;
+            int total = count;
+            for (int step = 16; step; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
+            const int active = __popc(__ballot_sync(0xffffffffu, count > 0));
+            if (lane == 0) {
+                pairs_of[chunk] = total;
+                jobs_of[chunk] = active;
+            }
         }
-    }
-    __syncthreads();
-    for (int chunk = row; chunk * 32 < matrices; chunk += warps) {
-        int pairs = 0, jobs = 0;
-        for (int before = 0; before < chunk; before++) {
-            pairs += pairs_of[before];
-            jobs += jobs_of[before];
+        __syncthreads();
+        for (int chunk = row; chunk * 32 < matrices; chunk += warps) {
+            int pairs = 0, jobs = 0;
+            for (int before = 0; before < chunk; before++) {
+                pairs += pairs_of[before];
+                jobs += jobs_of[before];
+            }
+            const int e = chunk * 32 + lane, count = e < matrices ? __popc(members[e]) : 0;
+            int through = count;
+            for (int step = 1; step < 32; step <<= 1) {
+                const int other = __shfl_up_sync(0xffffffffu, through, step);
+                if (lane >= step) through += other;
+            }
+            const unsigned active = __ballot_sync(0xffffffffu, count > 0);
+            const int start = pairs + through - count, job = jobs + __popc(active & ((1u << lane) - 1));
+            if (e < matrices) first_pair[e] = start;
+            if (count > 0 && publishes) {
+                job_start[job] = start;
+                job_matrix[job] = e;
+            }
+            if (e == matrices - 1 && publishes) {
+                const int all = jobs + __popc(active);
+                job_start[all] = start + count;
+                *job_count = all;
+                *pair_count = start + count;
+            }
         }
-        const int e = chunk * 32 + lane, count = e < matrices ? __popc(members[e]) : 0;
-        int through = count;
-        for (int step = 1; step < 32; step <<= 1) {
-            const int other = __shfl_up_sync(0xffffffffu, through, step);
-            if (lane >= step) through += other;
+        __syncthreads();
+        if (row < rows && lane < choices) {
+            const int expert = chosen[row][lane];
+            const int pair = first_pair[expert] + __popc(members[expert] & ((1u << row) - 1));
+            row_of[pair] = row;
+            matrix_of[pair] = expert;
+            if (publishes) {
+                pair_row[pair] = row;
+                pair_matrix[pair] = expert;
+                row_pair[row * choices + lane] = pair;
+                row_matrix[row * choices + lane] = expert;
+            }
         }
-        const unsigned active = __ballot_sync(0xffffffffu, count > 0);
-        const int start = pairs + through - count, job = jobs + __popc(active & ((1u << lane) - 1));
-        if (e < matrices) first_pair[e] = start;
-        if (count > 0 && publishes) {
-            job_start[job] = start;
-            job_matrix[job] = e;
+    };
+    if (rows == 1) {
+        // Its choices are the pairs and the jobs as they are.
+        if (row == 0 && lane < choices) {
+            const int expert = lane < top_k ? chosen[0][lane] : experts;
+            row_of[lane] = 0;
+            matrix_of[lane] = expert;
+            if (publishes) {
+                pair_row[lane] = 0;
+                pair_matrix[lane] = row_matrix[lane] = job_matrix[lane] = expert;
+                row_pair[lane] = job_start[lane] = lane;
+                if (lane == 0) job_start[choices] = *job_count = *pair_count = choices;
+            }
         }
-        if (e == matrices - 1 && publishes) {
-            const int all = jobs + __popc(active);
-            job_start[all] = start + count;
-            *job_count = all;
-            *pair_count = start + count;
-        }
-    }
-    __syncthreads();
-    if (row < rows && lane < choices) {
-        const int expert = chosen[row][lane];
-        const int pair = first_pair[expert] + __popc(members[expert] & ((1u << row) - 1));
-        row_of[pair] = row;
-        matrix_of[pair] = expert;
-        if (publishes) {
-            pair_row[pair] = row;
-            pair_matrix[pair] = expert;
-            row_pair[row * choices + lane] = pair;
-            row_matrix[row * choices + lane] = expert;
-        }
+    } else {
+        order_pairs();
     }
     __syncthreads();
     const int pairs = rows * choices, blocks = inputs / ROTATION;
