@@ -37,14 +37,16 @@ class Shape:
     """They share a block's outputs and divide k."""
     depth: int = 4
     """Steps of a warp whose tiles are on their way or at hand."""
-    blocks: int = 5
+    blocks: int = 4
     """Blocks a processor must be able to hold."""
-    shifted_left: int = 5
+    shifted_left: int = 6
     """Windows before this one are cut out on the multiplier's pipe, the others by masks."""
 
 
-SHAPES = {1: Shape(), 2: Shape(), 4: Shape(), 8: Shape(blocks=3), 16: Shape(tiles=4, blocks=3)}
-"""By row bucket, measured on an H200 (benchmarks/exl3_rows.py)."""
+FEW_BLOCKS = Shape(warps=8, blocks=2)
+"""For up to four rows and few outputs, so that k has to be cut finely: more of the cuts within a block."""
+MANY_ROWS = {8: Shape(blocks=3), 16: Shape(tiles=4, blocks=3)}
+"""By row bucket."""
 
 
 def row_bucket(rows: int) -> int:
@@ -52,17 +54,27 @@ def row_bucket(rows: int) -> int:
     return next(bucket for bucket in ROW_BUCKETS if bucket >= rows)
 
 
+def shape_for(outputs: int, jobs: int, bucket: int, processors: int) -> Shape:
+    """Measured on an H200 (benchmarks/exl3_rows.py)."""
+    if bucket > 4:
+        return MANY_ROWS[bucket]
+    return FEW_BLOCKS if 2 * -(-outputs // ROTATION) * jobs <= processors else Shape()
+
+
 def splits_for(inputs: int, outputs: int, jobs: int, most_rows: int, processors: int, shape: Shape) -> int:
     """Cuts of k: enough that activations fit in shared memory, and blocks for every processor.
 
-    Measured on an H200: three blocks a processor are best where one wave does it; where more are needed
-    anyway, nine, so that the last ones to end leave little idle.
+    Measured on an H200: one wave of large blocks where there are few; else up to nine blocks a processor in
+    up to four cuts, so that the last ones to end leave little idle.
     """
     k_tiles = inputs // 16
     for_memory = -(-2 * row_bucket(most_rows) * (inputs + 16) // _ACTIVATIONS_LIMIT_BYTES)
     blocks = -(-outputs // (16 * shape.tiles)) * jobs
-    wanted = 3 * processors // blocks if 2 * blocks <= 3 * processors else min(9 * processors // blocks, 4)
-    return max(for_memory, min(wanted, k_tiles // (4 * shape.warps)), 1)
+    if 2 * blocks <= processors:
+        wanted = min(max(48 // shape.warps, 2 * processors // blocks), k_tiles // (2 * shape.warps))
+    else:
+        wanted = min(max(9 * processors // blocks, k_tiles // 128), 4, k_tiles // (4 * shape.warps))
+    return max(for_memory, wanted, 1)
 
 
 @dataclass(slots=True)
@@ -103,7 +115,7 @@ class Exl3Rows:
             stack.groups * jobs.most_jobs,
             most_rows,
             self.processors,
-            self._shape(row_bucket(most_rows)),
+            self._shape(stack, jobs, row_bucket(most_rows)),
         )
 
     def product(
@@ -127,7 +139,7 @@ class Exl3Rows:
             DecodedRows(self.device, self.cache_dir).product(rows, stack, jobs, out, bucket)
             return
         per_split = -(-(stack.inputs // 16) // out.splits)
-        shape = self._shape(bucket)
+        shape = self._shape(stack, jobs, bucket)
         per_warp = -(-per_split // shape.warps)
         activations = 2 * bucket * (per_warp * shape.warps * 16 + 16)
         rings = shape.warps * shape.depth * shape.tiles * 32 * stack.rates[1]
@@ -137,7 +149,7 @@ class Exl3Rows:
         dense_outputs, dense_inputs = (0, 0) if small is None else small.shape
         beside_blocks = -(-dense_outputs // (shape.warps * out.splits)) + int(errand is not None)
         blocks = -(-stack.widest // (16 * shape.tiles))
-        self._module(stack.rates, bucket).launch(
+        self._module(stack.rates, bucket, shape).launch(
             "product_rows",
             (beside_blocks + blocks, out.splits, stack.groups * jobs.most_jobs),
             (shape.warps * 32, 1, 1),
@@ -227,11 +239,11 @@ class Exl3Rows:
             float("inf") if limit is None else float(limit),
         )
 
-    def _shape(self, bucket: int) -> Shape:
-        return self.shape or SHAPES[bucket]
+    def _shape(self, stack: Exl3Stack, jobs: Jobs, bucket: int) -> Shape:
+        return self.shape or shape_for(stack.widest, stack.groups * jobs.most_jobs, bucket, self.processors)
 
-    def _module(self, rates: tuple[int, int], rows: int) -> KernelModule:
-        shape = self._shape(rows)
+    def _module(self, rates: tuple[int, int], rows: int, shape: Shape | None = None) -> KernelModule:
+        shape = shape or Shape()
         source = SOURCE.with_defines(
             BITS_A=rates[0],
             BITS_B=rates[1],

@@ -40,12 +40,14 @@ class Output:
     sums: Sums
     svh: torch.Tensor
     """fp16 [M, D]."""
+    pair_matrix: torch.Tensor | None = None
+    """int32 [P]; None: matrix 0."""
     row_pair: torch.Tensor | None = None
-    """int32 [R, choices]; None: the row itself, of matrix 0."""
-    row_matrix: torch.Tensor | None = None
-    """int32 [R, choices]; with ``row_pair``."""
+    """int32 [R, choices]; None: the row itself."""
     row_weight: torch.Tensor | None = None
     """fp32 [R, choices]; None: 1."""
+    row_matrix: torch.Tensor | None = None
+    """int32 [R, choices], ``pair_matrix`` of ``row_pair``: saves a look-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Sites:
             output.sums.sums if output else None,
             output.sums.scale if output else None,
             output.svh if output else None,
+            output.pair_matrix if output else None,
             output.row_pair if output else None,
             output.row_matrix if output else None,
             output.row_weight if output else None,
@@ -132,11 +135,13 @@ class Sites:
         x: torch.Tensor | None,
         suh: torch.Tensor | None,
         inputs: Inputs | None,
+        *,
+        leave_errand: bool = False,
     ) -> SiteErrand | None:
         """The next sublayer's normalized input: ``x`` fp32 [R, D] and, for each suh fp16 [G, D], rotated.
 
-        Returns what some launch before the next ``leave`` has to do. site None: the plain mean of the
-        streams, after the last layer.
+        site None: the plain mean of the streams, after the last layer. leave_errand: the site's coefficients
+        are not made yet; what is returned has to be done by some launch before the next ``leave``.
         """
         rows, _, width = streams.values.shape
         self._module().launch(
@@ -161,7 +166,7 @@ class Sites:
         )
         if site is None:
             return None
-        return SiteErrand(
+        errand = SiteErrand(
             streams.partial,
             site.base,
             site.scale,
@@ -170,6 +175,10 @@ class Sites:
             float(self.eps),
             float(self.norm_eps),
         )
+        if leave_errand:
+            return errand
+        self.run_errand(errand)
+        return None
 
     def run_errand(self, errand: SiteErrand) -> None:
         """In a launch of its own, where no other takes it along."""

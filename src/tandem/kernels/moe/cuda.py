@@ -43,6 +43,17 @@ class Routing:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rows on their way into the products of the chosen experts."""
+
+    x: torch.Tensor
+    """fp32 [R, k]."""
+    stack: Exl3Stack
+    inputs: Inputs
+    """Of every pair of every group."""
+
+
 @dataclass(slots=True)
 class Router:
     """Launches for one card. ``shared``: 1 if a shared expert follows the routed ones as matrix E."""
@@ -53,27 +64,24 @@ class Router:
     shared: int
     normalize: bool
     scaling: float
-    processors: int
+    processors: int = 1
 
     def route(
         self,
         logits: torch.Tensor,
         correction_bias: torch.Tensor,
         out: Routing,
-        x: torch.Tensor,
-        stack: Exl3Stack,
-        inputs: Inputs,
+        rotation: Rotation | None = None,
     ) -> None:
-        """logits fp32 [R, E], correction_bias fp32 [E]. Then x fp32 [R, k] -> ``inputs`` of every pair for
-        ``stack``.
-        """
+        """logits fp32 [R, E], correction_bias fp32 [E]."""
         rows, experts = logits.shape
         jobs = out.jobs
-        rotations = jobs.capacity * stack.groups * (stack.inputs // ROTATION)
+        groups, width = (rotation.stack.groups, rotation.stack.inputs) if rotation else (0, 0)
+        rotations = jobs.capacity * groups * (width // ROTATION)
         source = SOURCE.with_defines(LANE_EXPERTS=-(-experts // 32))
         kernel_module(source, self.device, self.cache_dir).launch(
             "route",
-            (min(-(-rotations // _WARPS), self.processors), 1, 1),
+            (max(1, min(-(-rotations // _WARPS), self.processors)), 1, 1),
             (32 * _WARPS, 1, 1),
             logits,
             correction_bias,
@@ -92,11 +100,11 @@ class Router:
             self.shared,
             int(self.normalize),
             float(self.scaling),
-            x,
-            stack.suh,
-            inputs.rotated,
-            inputs.peaks,
-            stack.inputs,
-            stack.groups,
+            rotation.x if rotation else None,
+            rotation.stack.suh if rotation else None,
+            rotation.inputs.rotated if rotation else None,
+            rotation.inputs.peaks if rotation else None,
+            width,
+            groups,
             jobs.capacity,
         )

@@ -14,7 +14,7 @@ import torch
 
 from tandem.cache.sizes import ring_tokens
 from tandem.kernels.exl3.cuda import Exl3Rows, row_bucket
-from tandem.kernels.exl3.operands import Beside, Exl3Stack, Gated, Inputs, Jobs, Scratch, Sums
+from tandem.kernels.exl3.operands import Beside, Exl3Stack, Gated, Inputs, Jobs, Scratch, SiteErrand, Sums
 from tandem.kernels.hyper_connection.cuda import Embedding, Output, Sites, SiteWeights, Streams
 from tandem.kernels.indexer.cuda import TopPools
 from tandem.kernels.indexer.triton import score
@@ -22,7 +22,7 @@ from tandem.kernels.kda.cuda import DeviceSlots, KdaRows, Runs
 from tandem.kernels.linear.cuda import DenseRows
 from tandem.kernels.mla.cuda import DeviceCache, MlaRows
 from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
-from tandem.kernels.moe.cuda import Router, Routing
+from tandem.kernels.moe.cuda import Rotation, Router, Routing
 from tandem.models.glm5_next.cuda_head import DeviceHead, HeadProgram
 from tandem.models.glm5_next.cuda_rows import RowsInput
 from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, PART_TOKENS
@@ -201,7 +201,7 @@ class RowsProgram:
         assert isinstance(layer.memory, DeviceSlots)
         site, qkv = layer.attention_site, tensors.qkv
         inputs = self._scratch.inputs(qkv.groups * self._rows, qkv.inputs)
-        errand = self._sites.enter(self.streams, site, site.norm, self._x, qkv.suh, inputs)
+        errand = self._enter(site, self._x, qkv.suh, inputs)
         small = self._small_output(tensors.step.small)
         sums = self._product(inputs, qkv, self._jobs, Beside(errand, tensors.step.small, self._x, small))
         rotated = self._scratch.inputs(self._rows, tensors.out.inputs)
@@ -214,7 +214,9 @@ class RowsProgram:
         assert isinstance(layer.memory, DeviceCache)
         cache, site, rows = layer.memory, layer.attention_site, self._rows
         inputs = self._scratch.inputs(2 * rows, tensors.down.inputs)
-        errand = self._sites.enter(self.streams, site, site.norm, self._x, tensors.down.suh, inputs)
+        errand = self._sites.enter(
+            self.streams, site, site.norm, self._x, tensors.down.suh, inputs, leave_errand=True
+        )
         small = self._small_output(tensors.step.small)
         beside = Beside(errand, tensors.step.small, self._x, small)
         down = self._product(inputs, tensors.down, self._jobs, beside)
@@ -246,18 +248,28 @@ class RowsProgram:
     def _mlp(self, site: SiteWeights, tensors: MlpTensors) -> Output:
         if tensors.router is None:
             inputs = self._scratch.inputs(2 * self._rows, tensors.gate_up.inputs)
-            errand = self._sites.enter(self.streams, site, site.norm, None, tensors.gate_up.suh, inputs)
+            errand = self._sites.enter(
+                self.streams, site, site.norm, None, tensors.gate_up.suh, inputs, leave_errand=True
+            )
             sums = self._gated(inputs, tensors, self._jobs, Beside(errand))
             return Output(sums, tensors.down.svh[0])
         assert tensors.correction_bias is not None
         routing, jobs = self._routing, self._routing.jobs
-        errand = self._sites.enter(self.streams, site, site.norm, self._x, None, None)
+        errand = self._enter(site, self._x, None, None)
         inputs = self._scratch.inputs(2 * jobs.capacity, tensors.gate_up.inputs)
         logits = self._small_output(tensors.router)
         self._dense.multiply(tensors.router, self._x, logits, self._bucket, errand)
-        self._router.route(logits, tensors.correction_bias, routing, self._x, tensors.gate_up, inputs)
+        rotation = Rotation(self._x, tensors.gate_up, inputs)
+        self._router.route(logits, tensors.correction_bias, routing, rotation)
         sums = self._gated(inputs, tensors, jobs)
-        return Output(sums, tensors.down.svh[0], routing.row_pair, routing.row_matrix, routing.row_weight)
+        return Output(
+            sums,
+            tensors.down.svh[0],
+            jobs.pair_matrix,
+            routing.row_pair,
+            routing.row_weight,
+            routing.row_matrix,
+        )
 
     def _gated(self, inputs: Inputs, tensors: MlpTensors, jobs: Jobs, beside: Beside | None = None) -> Sums:
         gate_up, down, limit = tensors.gate_up, tensors.down, self._stage.spec.swiglu_limit
@@ -269,6 +281,11 @@ class RowsProgram:
             sums = self._product(inputs, gate_up, jobs, beside)
             self._exl3.finish_gate_up(sums, gate_up, down, jobs, rotated, limit)
         return self._product(rotated, down, jobs)
+
+    def _enter(
+        self, site: SiteWeights, x: torch.Tensor | None, suh: torch.Tensor | None, inputs: Inputs | None
+    ) -> SiteErrand | None:
+        return self._sites.enter(self.streams, site, site.norm, x, suh, inputs, leave_errand=True)
 
     def _small_output(self, weight: torch.Tensor) -> torch.Tensor:
         """For the normalized input times a small matrix, [R, N]."""

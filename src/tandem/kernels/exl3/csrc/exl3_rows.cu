@@ -100,12 +100,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     for (int i = threadIdx.x; i < 2 * ROWS * OUTPUTS; i += WARPS * 32) totals[i] = 0;
     if (threadIdx.x < ROWS) row_sums[threadIdx.x] = 0;
     __syncthreads();
-    if (!fixed_jobs) wait_for_earlier();
     // The last job comes first: a shared expert has more bits than the others.
     const int most_jobs = gridDim.z / groups, group = blockIdx.z / most_jobs;
-    const int job = *job_count - 1 - blockIdx.z % most_jobs;
-    if (job < 0) return;
-    const int matrix = group * matrices + job_matrix[job];
+    const int job = most_jobs - 1 - blockIdx.z % most_jobs;
+    if (!fixed_jobs) {
+        const int entry = threadIdx.x * 32;  // of the tables that the wait would otherwise be followed by
+        if (entry < groups * matrices) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(trellis + entry));
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(trellis + min(entry + 16, groups * matrices - 1)));
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(bits + entry));
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(outputs_of + entry));
+        }
+        wait_for_earlier();
+    }
+    const int jobs = *job_count, matrix_of_job = job_matrix[job];
+    const int first_pair = job_start[job], end_pair = job_start[job + 1];
+    if (job >= jobs) return;
+    const int matrix = group * matrices + matrix_of_job;
     const int outputs = outputs_of[matrix];
     if (block * OUTPUTS >= outputs) return;
     const int k_tiles = inputs / 16, per_split = (k_tiles + gridDim.y - 1) / gridDim.y;
@@ -113,8 +124,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     const int end_split = min(k_tiles, (int)(blockIdx.y + 1) * per_split);
     const int first = min(end_split, (int)blockIdx.y * per_split + warp * per_warp);
     const int end = min(end_split, first + per_warp);
-    const int pair = group * pair_capacity + job_start[job];
-    const int pairs = min(job_start[job + 1] - job_start[job], ROWS);
+    const int pair = group * pair_capacity + first_pair, pairs = min(end_pair - first_pair, ROWS);
     const size_t of_split = (size_t)blockIdx.y * groups * pair_capacity + pair;
     // Who publishes scale and sums: of a gated launch every block, as the last one to arrive needs them.
     const bool publishes = block == 0 || gated_rotated;
@@ -175,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     const Gated to = {gated_svh, gated_suh, gated_rotated, gated_peaks, limit};
     const Partial from = {partial, sums, scale, (int)gridDim.y, groups * pair_capacity, pitch};
     for (int i = warp; i < pairs; i += WARPS)
-        finish_gated(to, from, job_start[job] + i, pair_capacity, job_matrix[job], matrices, outputs,
+        finish_gated(to, from, first_pair + i, pair_capacity, matrix_of_job, matrices, outputs,
                      block * OUTPUTS / ROTATION * ROTATION + 4 * (threadIdx.x & 31));
 }
 

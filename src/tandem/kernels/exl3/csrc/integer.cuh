@@ -41,17 +41,19 @@ __device__ __forceinline__ void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3,
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Bits 16 - OFFSET .. 31 - OFFSET of v. A left shift can run on the multiplier's pipe, which has room; a mask
-// cannot: SHIFTED_LEFT says for how many of a tile's windows to prefer that.
+// Bits 16 - OFFSET .. 31 - OFFSET of v. A left shift can run on the multiplier's pipe, which has room, as a product
+// with a power of two that the compiler does not know for one (`one`); a mask cannot. SHIFTED_LEFT says for how many
+// of a tile's windows to do that.
 template <int OFFSET, bool LEFT>
-__device__ __forceinline__ u32 window_at(u32 v) {
+__device__ __forceinline__ u32 window_at(u32 v, u32 one) {
     if constexpr (OFFSET == 0) return v >> 16;
     else if constexpr (OFFSET == 8) return __byte_perm(v, 0, 0x4421);
     else if constexpr (OFFSET == 16) return v & 0xffffu;
     else if constexpr (!LEFT) return (v >> (16 - OFFSET)) & 0xffffu;
     else {
-        u32 shifted;
-        asm("shl.b32 %0, %1, %2;" : "=r"(shifted) : "r"(v), "n"(OFFSET));
+        u32 power, shifted;
+        asm("shl.b32 %0, %1, %2;" : "=r"(power) : "r"(one), "n"(OFFSET));
+        asm("mul.lo.u32 %0, %1, %2;" : "=r"(shifted) : "r"(v), "r"(power));
         return shifted >> 16;
     }
 }
@@ -77,13 +79,13 @@ struct LaneBits {
     }
     // The bytes of position P's codeword.
     template <int P>
-    __device__ __forceinline__ u32 codeword() const {
+    __device__ __forceinline__ u32 codeword(u32 one) const {
         constexpr int at = P * BITS;
         constexpr bool left = P < SHIFTED_LEFT;
         u32 window;
-        if constexpr (at <= 16) window = window_at<at, left>(head);
-        else if constexpr (at >= CENTRE && at <= CENTRE + 16) window = window_at<at - CENTRE, left>(centre);
-        else if constexpr (at >= 32 && at <= 48) window = window_at<at - 32, left>(next);
+        if constexpr (at <= 16) window = window_at<at, left>(head, one);
+        else if constexpr (at >= CENTRE && at <= CENTRE + 16) window = window_at<at - CENTRE, left>(centre, one);
+        else if constexpr (at >= 32 && at <= 48) window = window_at<at - 32, left>(next, one);
         else window = __funnelshift_l(last, next, at - 32) >> 16;
         return window * 0x83DCD12Du;
     }
@@ -172,6 +174,7 @@ __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][4], const u32
     for (int step = 0; step < DEPTH - 1; step++) fetch(step);
     prepare();
 
+    const u32 one = n_tiles > 0;
     // The first window begins at bit 8 t BITS + BITS - 16 of the tile's ring.
     const int start = 8 * lane * BITS + BITS - 16, shift = start & 31;
     const u32* word[LANE_WORDS];
@@ -207,10 +210,10 @@ __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][4], const u32
         }
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            const u32 x0 = bits[i].template codeword<0>(), x1 = bits[i].template codeword<1>(),
-                      x4 = bits[i].template codeword<4>(), x5 = bits[i].template codeword<5>(),
-                      x2 = bits[i].template codeword<2>(), x3 = bits[i].template codeword<3>(),
-                      x6 = bits[i].template codeword<6>(), x7 = bits[i].template codeword<7>();
+            const u32 x0 = bits[i].template codeword<0>(one), x1 = bits[i].template codeword<1>(one),
+                      x4 = bits[i].template codeword<4>(one), x5 = bits[i].template codeword<5>(one),
+                      x2 = bits[i].template codeword<2>(one), x3 = bits[i].template codeword<3>(one),
+                      x6 = bits[i].template codeword<6>(one), x7 = bits[i].template codeword<7>(one);
 #pragma unroll
             for (int p = 0; p < PASSES; p++) {
                 mma(acc[p][i], x0, x4, x1, x5, B[p][0], B[p][1]);

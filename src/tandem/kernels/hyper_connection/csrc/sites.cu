@@ -11,12 +11,13 @@
 #define MOST_GROUPS 3  // matrices that rotate one input
 
 // Grid: (D / 128, rows), 384 threads. The sublayer's output is the sum over `choices` pairs of a row, row_pair
-// [rows, choices] of row_matrix [rows, choices] (null: the row itself, of matrix 0) times row_weight (null: 1). choices == 0: the streams begin as the
+// [rows, choices] (null: the row itself) times row_weight (null: 1); pair_matrix (null: matrix 0) or, without the
+// detour, row_matrix [rows, choices] says whose svh. choices == 0: the streams begin as the
 // embedding of token_ids or, without one, stay as they came. -> streams fp32 [rows, 4, D] updated, partial fp32 [rows, D / 128, 25].
 extern "C" __global__ void __launch_bounds__(LEAVE_WARPS * 32)
     leave_site(float* streams, const float* coefficients, const int* values,
                const int* sums, const float* scale, const __half* svh,
-               const int* row_pair, const int* row_matrix,
+               const int* pair_matrix, const int* row_pair, const int* row_matrix,
                const float* row_weight, const __half* embedding,
                const i64* token_ids, const float* mixer, float* partial, int D,
                int choices, int splits, int pairs, int pitch) {
@@ -46,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(LEAVE_WARPS * 32)
     for (int choice = warp; choice < choices; choice += LEAVE_WARPS) {
         const int pair = row_pair ? row_pair[row * choices + choice] : row;
         const float weight = row_weight ? row_weight[row * choices + choice] : 1.0f;
-        const size_t matrix = row_matrix ? row_matrix[row * choices + choice] : 0;
+        const size_t matrix = row_matrix ? row_matrix[row * choices + choice] : pair_matrix ? pair_matrix[pair] : 0;
         float v[4];
         finish_block(v, from, pair, svh + matrix * D, base + 4 * lane);
 #pragma unroll
