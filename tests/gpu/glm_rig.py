@@ -10,6 +10,7 @@ import torch
 
 from tandem.cache.layout import RowsLayout
 from tandem.core.plan import Card, StagePlan
+from tandem.kernels.nvrtc import compile_together, noting_launches
 from tandem.loader.base import TensorSource
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
 from tandem.models.glm5_next.cuda_rows import RowsInput
@@ -73,7 +74,11 @@ class OnCard:
         inputs.slots[:n] = layout.slots.cuda()
         inputs.page_tables[:n] = layout.page_tables.cuda()
         if rows not in self._programs:
-            self._programs[rows] = RowsProgram(self.stage, rows, inputs, self._scratch, self._cache_dir)
+            program = RowsProgram(self.stage, rows, inputs, self._scratch, self._cache_dir)
+            self._programs[rows] = program
+            with noting_launches() as modules:
+                program.run()
+            compile_together(modules)
         program = self._programs[rows]
         self._scratch.values.fill_(2**30)
         self._scratch.rotated.fill_(float("nan"))

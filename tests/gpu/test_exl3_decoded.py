@@ -14,17 +14,19 @@ from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, poisoned, relative_error
 from tests.gpu.test_exl3_rows import run
 
 from tandem.kernels.exl3.chunk import LIBRARY_ROWS, Blocks, Exl3Chunk
-from tandem.kernels.exl3.cuda import Exl3Rows
+from tandem.kernels.exl3.cuda import ROW_BUCKETS, Exl3Rows
 from tandem.kernels.exl3.decoded import DecodedChunk
 from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack, Form, Jobs
 from tandem.kernels.exl3.plain import plain_matrix
 from tandem.kernels.exl3.reference import CODEBOOKS, decode_inner, exl3_linear
+from tandem.kernels.nvrtc import compile_together, noting_launches
 
 pytestmark = NEEDS_CARD
 
 FORMS = [Form(codebook, bits) for codebook in CODEBOOKS for bits in range(1, 9)]
 FORMS += [Form("mul1", bits) for bits in (1.5, 2.5, 3.5)]
 DECODED = [form for form in FORMS if not form.is_integer]
+SOME = [Form("mcg", 4), Form("3inst", 3), Form("mul1", 2.5)]
 DATA = Path(__file__).parents[1] / "exl3" / "data"
 EXACT = 1e-5
 """Activations keep about 22 bits, sums are fp32."""
@@ -52,6 +54,22 @@ def expected_of(x, matrix):
     return y if matrix.bias is None else y + matrix.bias.cpu().float()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kernels_compiled_together():
+    with noting_launches() as modules:
+        for form in FORMS:
+            stack = Exl3Stack.of([[matrix_of(form, 128, 128, seed=0)]])
+            DECODER.decode(stack, 0, poisoned(128, 128, dtype=torch.float16))
+            if not form.is_integer:
+                chunk_product(stack, torch.randn(1, 128).half(), Blocks.dense(1, DEVICE))
+            for rows in ROW_BUCKETS if form in SOME else (5,):
+                run(ROWS, stack, torch.randn(rows, 128).cuda())
+        stack = Exl3Stack.of([[plain_matrix(torch.randn(128, 128).cuda())]])
+        for rows in ROW_BUCKETS:
+            run(ROWS, stack, torch.randn(rows, 128).cuda())
+    compile_together(modules)
+
+
 @pytest.mark.parametrize("name", sorted(json.loads((DATA / "exl3_inner_sha256.json").read_text())))
 def test_decoded_tiles_have_the_formats_own_bits(name):
     parts = {
@@ -74,7 +92,6 @@ def test_random_tiles_decode_to_the_specified_bits(form):
     assert torch.equal(inner.cpu().view(torch.int16), expected.view(torch.int16))
 
 
-SOME = [Form("mcg", 4), Form("3inst", 3), Form("mul1", 2.5)]
 SHAPES = [
     *itertools.product(DECODED, [(640, 384, 5)]),
     *itertools.product(SOME, [(128, 128, 1), (4096, 1024, 16)]),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gpu.cards import CUBINS
 
 from tandem.kernels.exl3.cuda import Exl3Rows
 from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack, Jobs, Scratch
@@ -13,8 +14,8 @@ SHAPES = [(128, 128), (512, 384), (4096, 1024), (2048, 4096)]
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    return Exl3Rows(torch.device("cuda", 0), tmp_path_factory.mktemp("cubin"), 132)
+def kernels():
+    return Exl3Rows(torch.device("cuda", 0), CUBINS, 132)
 
 
 def random_matrix(inputs, outputs, bits, seed):

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.gpu.cards import CUBINS
 from tests.gpu.glm_rig import OnCard
 from tests.gpu.test_glm_rows import tokens_of
 
@@ -17,8 +18,8 @@ EVERY_EXPERT = dataclasses.replace(SMALL, num_experts=4)
 
 
 @pytest.fixture(scope="module")
-def cubins(tmp_path_factory):
-    return tmp_path_factory.mktemp("cubin")
+def cubins():
+    return CUBINS
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

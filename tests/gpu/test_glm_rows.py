@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from tests.gpu.cards import CUBINS
 from tests.gpu.glm_rig import OnCard, reference
 
 from tandem.models.glm5_next.rehearsal_spec import SMALL
@@ -15,8 +16,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.fixture(scope="module")
-def cubins(tmp_path_factory):
-    return tmp_path_factory.mktemp("cubin")
+def cubins():
+    return CUBINS
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
