@@ -25,7 +25,7 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("plain"))
+    return write_checkpoint(tmp_path_factory.mktemp("plain"), layers=5)
 
 
 @pytest.fixture(scope="module")
