@@ -138,7 +138,7 @@ def test_rows_enter_cache_and_index(eight_bit):
     latents = norm(meaning(sums, stack.svh[1][0], slice(total, 2 * total), L), weights.latent_norm)
     where = where_of([(run, 0, total)])
     tokens = tokens_of(where, run, total)
-    found, limit = decoded(cache, tokens), 1e-2 if eight_bit else 3e-4
+    found, limit = decoded(cache, tokens), 2e-2 if eight_bit else 3e-4
     assert relative_error(found, latents) < limit
     if eight_bit:
         codes, scales = q8.encode(latents)

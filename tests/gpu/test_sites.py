@@ -63,22 +63,22 @@ def test_a_sublayer_is_entered_and_left(rows, width):
     x, inputs = enter(streams, site, site.norm, suh)
     mix = mix_of(before, site)
     expected = normalized(reference.collapse(before, mix.pre), site.norm)
-    assert relative_error(x, expected) < 1e-5
+    assert relative_error(x, expected) < 3e-5
     for group in range(2):
         own = slice(group * rows, (group + 1) * rows)
-        assert relative_error(inputs.rotated[own], hadamard(expected * suh[group].float(), 128)) < 1e-5
+        assert relative_error(inputs.rotated[own], hadamard(expected * suh[group].float(), 128)) < 3e-5
     blocks = inputs.rotated.view(2 * rows, -1, 128)
     assert torch.equal(inputs.peaks, blocks.abs().amax(-1))
-    assert relative_error(streams.coefficients[:, 4:8], mix.post) < 1e-5
-    assert relative_error(streams.coefficients[:, 8:], mix.mix.flatten(1)) < 1e-5
+    assert relative_error(streams.coefficients[:, 4:8], mix.post) < 3e-5
+    assert relative_error(streams.coefficients[:, 8:], mix.mix.flatten(1)) < 3e-5
 
     sums, svh = random_sums(3, rows, width), torch.randn(1, width, device=DEVICE).half()
     SITES.leave(streams, Output(sums, svh), following.mixer)
     after = reference.expand(before, meaning(sums, svh[0], slice(0, rows), width), mix)
-    assert relative_error(streams.values, after) < 1e-5
+    assert relative_error(streams.values, after) < 3e-5
     x, _ = enter(streams, following, following.norm, suh)
     mix = mix_of(after, following)
-    assert relative_error(x, normalized(reference.collapse(after, mix.pre), following.norm)) < 1e-5
+    assert relative_error(x, normalized(reference.collapse(after, mix.pre), following.norm)) < 3e-5
 
 
 @pytest.mark.parametrize("rows", [1, 7, 16])
@@ -96,7 +96,7 @@ def test_experts_outputs_are_weighted(rows):
     SITES.leave(streams, Output(sums, svh, pair_matrix.int(), row_pair.int(), weights), None)
     of_pair = torch.stack([meaning(sums, svh[pair_matrix[pair]], [pair], width)[0] for pair in range(pairs)])
     output = (of_pair[row_pair] * weights[..., None]).sum(1)
-    assert relative_error(streams.values, reference.expand(before, output, mix_of(before, site))) < 1e-5
+    assert relative_error(streams.values, reference.expand(before, output, mix_of(before, site))) < 3e-5
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -109,7 +109,7 @@ def test_streams_begin_as_the_embedding_and_end_as_their_mean(width):
     streams.values.copy_(torch.randn(rows, 4, width))
     norm, suh = torch.randn(width, device=DEVICE), torch.randn(1, width, device=DEVICE).half()
     x, _ = enter(streams, None, norm, suh)
-    assert relative_error(x, normalized(reference.mean_streams(streams.values), norm)) < 1e-6
+    assert relative_error(x, normalized(reference.mean_streams(streams.values), norm)) < 1e-5
 
 
 @pytest.mark.parametrize("rows", [2, 9, 16])
@@ -197,5 +197,5 @@ def test_a_chunks_rows_enter_and_leave(rows, width):
     )
     leave(y, row_pair.int(), weights, 3)
     output = (y.float()[row_pair] * weights[..., None]).sum(1)
-    assert relative_error(streams, reference.expand(values, output, mix)) < 1e-5
-    assert relative_error(squares, streams.square().sum((1, 2))) < 1e-5
+    assert relative_error(streams, reference.expand(values, output, mix)) < 3e-5
+    assert relative_error(squares, streams.square().sum((1, 2))) < 3e-5
