@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from tandem.core.settings import read_environment
+from tandem.kernels.nvrtc import KernelSource, compile_together, kernel_module
 
 CUBINS = read_environment().cache_dir
 DEVICE = torch.device("cuda", 0)
 NEEDS_CARD = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+
+
+def compile_ahead(*sources: KernelSource) -> None:
+    """On all processors, rather than one after the other as they are launched."""
+    compile_together([kernel_module(source, DEVICE, CUBINS) for source in sources])
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

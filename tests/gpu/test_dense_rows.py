@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, poisoned, relative_error
+from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, compile_ahead, poisoned, relative_error
 
-from tandem.kernels.exl3.cuda import row_bucket
-from tandem.kernels.linear.cuda import DenseRows
+from tandem.kernels.exl3.cuda import ROW_BUCKETS, row_bucket
+from tandem.kernels.linear.cuda import SOURCE, DenseRows
 from tandem.kernels.linear.reference import linear
 
 pytestmark = NEEDS_CARD
 KERNELS = DenseRows(DEVICE, CUBINS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_compiled_together():
+    compile_ahead(*(SOURCE.with_defines(ROWS=rows) for rows in ROW_BUCKETS))
 
 
 def multiply(weight, x):

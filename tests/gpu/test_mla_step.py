@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, poisoned, relative_error
+from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, compile_ahead, poisoned, relative_error
 from tests.gpu.left_sums import meaning, random_sums
 
 pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds")
 
-from tandem.kernels.exl3.cuda import row_bucket
+from tandem.kernels.exl3.cuda import ROW_BUCKETS, row_bucket
 from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack, Inputs
 from tandem.kernels.hadamard.reference import hadamard
 from tandem.kernels.indexer import reference as indexer
 from tandem.kernels.latent_q8 import reference as q8
 from tandem.kernels.mla import reference
-from tandem.kernels.mla.cuda import DeviceCache, MlaRows, MlaStepWeights
+from tandem.kernels.mla.cuda import SOURCE, DeviceCache, MlaRows, MlaStepWeights
 from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
 
 pytestmark = NEEDS_CARD
@@ -25,6 +25,11 @@ HEADS, INDEX_HEADS, Q, N, L = 16, 4, 384, 128, 256
 POOL, PAGE, PAGES, RUNS, COUNT, PART = 4, 16, 20, 3, 8, 64
 RING, NORM_EPS = 32, 1e-5
 KERNELS = MlaRows(DEVICE, CUBINS, NORM_EPS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_compiled_together():
+    compile_ahead(*(SOURCE.with_defines(ROWS=rows, Q8=bit) for rows in ROW_BUCKETS for bit in (0, 1)))
 
 
 def noise(*shape):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD
+from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, compile_ahead
 
-from tandem.kernels.moe.cuda import Router, Routing
+from tandem.kernels.moe.cuda import SOURCE, Router, Routing
 from tandem.kernels.moe.reference import route
 
 pytestmark = NEEDS_CARD
 POISON = 2**31 - 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_compiled_together():
+    compile_ahead(*(SOURCE.with_defines(LANE_EXPERTS=lanes) for lanes in (1, 2, 7, 9, 32)))
 
 
 def routed(logits, bias, top_k, shared, normalize=True):
