@@ -338,12 +338,14 @@ def test_loop_guard_ends_a_sequence_that_repeats_one_token() -> None:
     bench.engine.constant_token = 0
     sink = bench.add(make_request("stuck", prompt_of(1, 5), max_tokens=80))
     short = bench.add(make_request("short", prompt_of(1, 5), max_tokens=19))
+    wanted = bench.add(replace(make_request("wanted", prompt_of(1, 5), max_tokens=80), guard_loops=False))
     bench.run()
     assert sink.finish.reason is FinishReason.ERROR
     assert len(sink.tokens) == 20
     assert isinstance(sink.finish.error, RequestError)
     assert sink.finish.error.code == "output_loop"
     assert short.finish.reason is FinishReason.LENGTH
+    assert (wanted.finish.reason, len(wanted.tokens)) == (FinishReason.LENGTH, 80)
 
 
 def test_loop_guard_counts_only_equal_tokens_and_can_be_off() -> None:

@@ -61,6 +61,8 @@ class GenerationRequest:
     constraint: TokenConstraint | None = None
     """Grammar or JSON schema; stateful, owned by this sequence."""
     reuse_prefix: bool = True
+    guard_loops: bool = True
+    """End it where one token comes over and over; not with ``ignore_eos``, which may lead there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,7 @@ class StepScheduler:
                 self._end(sequence, reason)
             elif self._is_full(sequence):
                 self._end(sequence, FinishReason.LENGTH)
-            elif sequence.repeats == self._config.loop_guard_tokens:
+            elif sequence.request.guard_loops and sequence.repeats == self._config.loop_guard_tokens:
                 self._end(sequence, FinishReason.ERROR, _loop_error(token, sequence.repeats))
 
     def _is_full(self, sequence: Sequence) -> bool:

@@ -57,7 +57,7 @@ def describe(
         schema = {"anyOf": [schema, {"$ref": _REFS.format(model=alternative.__name__)}]}
     ok: dict[str, Any] = {"model": answer}
     if streams:
-        ok["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        ok["content"] = {"text/event-stream": {}}
     failures = (400, 401, 404, 413, 415, 429, 500, 503) if streams else (400, 401, 404, 413, 415, 503)
     return {
         "responses": {200: ok, **errors(*failures)},

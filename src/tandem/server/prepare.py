@@ -196,6 +196,7 @@ def _prepared(
                 stop_token_ids=stop_ids,
                 constraint=constraint,
                 reuse_prefix=request.cache_prompt is not False,
+                guard_loops=not request.ignore_eos,
             )
             processor = build.text.output_processor(prompt.options)
             choices.append(Choice(index, prompt_index, generation, processor))

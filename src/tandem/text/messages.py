@@ -52,8 +52,12 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
     for key in ("name", "tool_call_id"):
-        if isinstance(item.get(key), str):
-            message[key] = item[key]
+        value = item.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            _refuse(f"{where}.{key}", "must be a string", type(value).__name__)
+        message[key] = value
     return message
 
 

@@ -39,15 +39,15 @@ _MESSAGE_SCHEMA: dict[str, Any] = {
 
 _TOOL_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "required": ["type", "function"],
+    "required": ["function"],
     "properties": {
-        "type": {"const": "function"},
+        "type": {"const": "function", "default": "function"},
         "function": {
             "type": "object",
             "required": ["name"],
             "properties": {
-                "name": {"type": "string", "minLength": 1, "maxLength": 128},
-                "description": {"type": ["string", "null"]},
+                "name": {"type": "string", "pattern": "^[A-Za-z0-9_.:/-]{1,256}$"},
+                "description": {},
                 "parameters": {"type": ["object", "null"]},
             },
         },
