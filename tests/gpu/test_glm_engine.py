@@ -19,10 +19,16 @@ PROMPTS = [tokens_of(seed, length) for seed, length in enumerate((5, 64, 70, 129
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """Every prompt's answer from an engine that serves nobody else and reuses nothing."""
+def cold():
+    """One stage; nothing is reused."""
     with Serving(reuse="off") as serving:
-        return [serving.send(prompt).tokens for prompt in PROMPTS]
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def alone(cold):
+    """Every prompt's answer while nobody else is served."""
+    return [cold.send(prompt).tokens for prompt in PROMPTS]
 
 
 def test_answers_differ_and_are_no_constants(alone):
@@ -42,11 +48,10 @@ def test_beside_seven_others(alone, cuts, reuse):
 
 
 @pytest.mark.parametrize("cuts", [(), (2,)], ids=["one-stage", "two-stages"])
-def test_a_reused_prefix_changes_nothing(cuts):
+def test_a_reused_prefix_changes_nothing(cold, cuts):
     first = tokens_of(20, 150)
     asked = [first, first, first[:130] + tokens_of(21, 90), first[:64] + tokens_of(22, 3)]
-    with Serving(cuts, reuse="off") as cold:
-        expected = [cold.send(prompt).tokens for prompt in asked]
+    expected = [cold.send(prompt).tokens for prompt in asked]
     with Serving(cuts) as warm:
         answers = []
         for prompt in asked:
@@ -56,48 +61,45 @@ def test_a_reused_prefix_changes_nothing(cuts):
         assert [answer.finish.usage.cached_tokens for answer in answers] == [0, 128, 128, 64]
 
 
-def test_fast_reuse_continues_a_conversation():
+def test_fast_reuse_continues_a_conversation(cold):
     """State made by rows is folded before prefill goes on from it."""
     with Serving(reuse="fast") as serving:
         prompt = tokens_of(30, 60)
         turn = [*prompt, *serving.send(prompt, 80).tokens, *tokens_of(31, 20)]
         answer = serving.send(turn)
         assert answer.finish.usage.cached_tokens == 128
-        with Serving(reuse="off") as cold:
-            expected = cold.send(turn).tokens
+        expected = cold.send(turn).tokens
         same = sum(a == b for a, b in zip(answer.tokens, expected, strict=True))
         assert same > 12, (answer.tokens, expected)
 
 
-def test_replayed_rows_give_the_token_of_single_steps(alone):
+def test_replayed_rows_give_the_token_of_single_steps(cold, alone):
     """A sequence whose output is replayed in runs of 1 to 16 rows, beside padding where counts need it."""
     prompt, output = PROMPTS[2], alone[2]
     known = [*prompt, *output[:-1]]
-    with Serving(reuse="off") as serving:
-        for rows in range(1, 17):
-            slot, pages = rows % 8, tuple(range(16 * (rows % 8), 16 * (rows % 8) + 16))
-            serving.engine.open_sequence(slot, SequenceSpec(GREEDY, tuple(known), len(prompt)))
-            spans = [(start, min(start + CHUNK, len(prompt))) for start in range(0, len(prompt), CHUNK)]
-            kinds = [RunKind.PREFILL] * len(spans)
-            spans += [(p, min(p + rows, len(known))) for p in range(len(prompt), len(known), rows)]
-            kinds += [RunKind.ROWS] * (len(spans) - len(kinds))
-            for step, ((start, end), kind) in enumerate(zip(spans, kinds, strict=True)):
-                run = Run(slot, kind, tuple(known[start:end]), start, pages, sample=end == len(known))
-                result = serving.engine.submit(Batch(step, (run,))).result(60)
-            assert result.sampled[0].tokens == (output[-1],), rows
-            serving.engine.close_sequence(slot)
+    for rows in range(1, 17):
+        slot, pages = rows % 8, tuple(range(16 * (rows % 8), 16 * (rows % 8) + 16))
+        cold.engine.open_sequence(slot, SequenceSpec(GREEDY, tuple(known), len(prompt)))
+        spans = [(start, min(start + CHUNK, len(prompt))) for start in range(0, len(prompt), CHUNK)]
+        kinds = [RunKind.PREFILL] * len(spans)
+        spans += [(p, min(p + rows, len(known))) for p in range(len(prompt), len(known), rows)]
+        kinds += [RunKind.ROWS] * (len(spans) - len(kinds))
+        for step, ((start, end), kind) in enumerate(zip(spans, kinds, strict=True)):
+            run = Run(slot, kind, tuple(known[start:end]), start, pages, sample=end == len(known))
+            result = cold.engine.submit(Batch(step, (run,))).result(60)
+        assert result.sampled[0].tokens == (output[-1],), rows
+        cold.engine.close_sequence(slot)
 
 
-def test_where_a_prompt_ends_does_not_matter():
+def test_where_a_prompt_ends_does_not_matter(cold):
     """Chunks that others have computed, whatever came after them, answer as the prompt's own do."""
-    prompt = tokens_of(40, 200)
     lengths = (63, 64, 65, 127, 128, 130, 199)
-    with Serving(reuse="off") as cold:
-        expected = [cold.send(prompt[:length], 6).tokens for length in lengths]
-    for order in (lengths, lengths[::-1]):
-        with Serving() as warm:
-            answers = {length: warm.send(prompt[:length], 6).tokens for length in order}
-        assert [answers[length] for length in lengths] == expected
+    with Serving() as warm:
+        for seed, order in ((40, lengths), (41, lengths[::-1])):
+            prompt = tokens_of(seed, 200)
+            for length in order:
+                asked = prompt[:length]
+                assert warm.send(asked, 6).tokens == cold.send(asked, 6).tokens, (seed, length)
 
 
 @pytest.mark.parametrize("cache", ["fp16", "q8"])
