@@ -97,13 +97,15 @@ def _full(cards: str, context_tokens: int) -> dict[str, object]:
 
 def _small(cards: str) -> dict[str, object]:
     from tandem.api.load import free_card_bytes
-    from tandem.api.rehearse_small import rehearse_small
+    from tandem.api.rehearse_engine import SMALL_SIZES, rehearse_engine
     from tandem.core.cards import parse_cards, resolve_cards
+    from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
 
     requests = parse_cards(cards)
     for request in requests:
         free_card_bytes(request.kind, request.index)
-    return rehearse_small(requests, resolve_cards(requests, free_card_bytes))
+    cards_here = resolve_cards(requests, free_card_bytes)
+    return rehearse_engine(SMALL, SMALL_BITS, SMALL_SIZES, requests, cards_here)
 
 
 def _print_table(record: Mapping[str, object]) -> None:

@@ -142,6 +142,7 @@ def noting_launches() -> Iterator[Collection[KernelModule]]:
 
 def compile_together(modules: Iterable[KernelModule]) -> None:
     """Compile on all processors; the compiler needs one a module. Raises as ``compile_cubin`` does."""
+    _toolchain()  # its packages import each other: threads that import them at once meet half of them
     with ThreadPoolExecutor(usable_processors(), thread_name_prefix="compile") as pool:
         for compiled in [pool.submit(module.compile) for module in modules]:
             compiled.result()

@@ -6,29 +6,25 @@ import math
 
 import pytest
 
-from tandem.api import rehearse_small
+from tandem.api.rehearse_engine import Sizes, rehearse_engine
 from tandem.core.cards import parse_cards, resolve_cards
 from tandem.core.errors import BudgetError
 from tandem.core.plan import GIB, MIB
+from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
+
+SHORTER = Sizes(context=512, chunk=64, long=64, short=8, repeats=1)
 
 
-@pytest.fixture(autouse=True)
-def _shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("CONTEXT_TOKENS", 512),
-        ("CHUNK_TOKENS", 64),
-        ("LONG_TOKENS", 64),
-        ("SHORT_TOKENS", 8),
-    ):
-        monkeypatch.setattr(rehearse_small, name, value)
-    monkeypatch.setattr(rehearse_small, "_REPEATS", 1)
+def rehearse(cards: str, free_bytes: int) -> dict[str, object]:
+    requests = parse_cards(cards)
+    resolved = resolve_cards(requests, lambda kind, index: free_bytes)
+    return rehearse_engine(SMALL, SMALL_BITS, SHORTER, requests, resolved)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cards", ["cpu:1", "cpu:2x100MiB"])
 def test_every_step_is_measured_and_memory_stays_within_the_plan(cards: str) -> None:
-    requests = parse_cards(cards)
-    record = rehearse_small.rehearse_small(requests, resolve_cards(requests, lambda kind, index: GIB))
+    record = rehearse(cards, GIB)
     steps, memory = record["steps"], record["memory"]
     assert isinstance(steps, dict)
     assert isinstance(memory, dict)
@@ -39,8 +35,7 @@ def test_every_step_is_measured_and_memory_stays_within_the_plan(cards: str) -> 
 
 
 def test_cards_too_small_for_it_are_refused() -> None:
-    requests = parse_cards("cpu:1x8MiB")
     with pytest.raises(BudgetError, match="needed on cpu:0") as refused:
-        rehearse_small.rehearse_small(requests, resolve_cards(requests, lambda kind, index: MIB))
+        rehearse("cpu:1x8MiB", MIB)
     assert refused.value.found
     assert refused.value.remedy

@@ -1,4 +1,4 @@
-"""A small rehearsal: a GLM of random EXL3 weights, every kind of layer, behind the real engine, on any cards.
+"""A rehearsal through the engine: a GLM of random EXL3 weights, served as a real one would be, on any cards.
 
 Steps are timed from their submission to their result, sampling included, as a server sees them.
 """
@@ -20,17 +20,33 @@ from tandem.core.machine import usable_processors
 from tandem.core.plan import Card, MemoryTerm
 from tandem.core.protocols import StepEngine
 from tandem.core.requests import SamplingParams
-from tandem.engine.build import build_engine
+from tandem.engine.build import build_engine, card_device
+from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.model import build_stage
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
-from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
+from tandem.models.glm5_next.rehearsal_spec import RELEASED
+from tandem.planner.geometry import BitWidths
 from tandem.planner.place import PlanRequest, place
 
-CONTEXT_TOKENS, CHUNK_TOKENS, SLOTS = 2048, 256, 8
-LONG_TOKENS, SHORT_TOKENS = 1024, 256
-_WARM_UP, _REPEATS = 1, 5
+SLOTS = 8
+_WARM_UP = 1
 _RESULT_S = 600.0
 """The first step of a kind compiles kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is rehearsed: one long prompt and seven short ones, tokens."""
+
+    context: int
+    chunk: int
+    long: int
+    short: int
+    repeats: int
+
+
+SMALL_SIZES = Sizes(context=2048, chunk=256, long=1024, short=256, repeats=5)
+RELEASED_SIZES = Sizes(context=16_384, chunk=4096, long=8192, short=4096, repeats=15)
 
 
 @dataclass(slots=True)
@@ -47,6 +63,8 @@ class _Steps:
     """Composes batches by hand, where a scheduler would answer requests."""
 
     engine: StepEngine
+    vocab_size: int
+    repeats: int
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
     number: int = 0
 
@@ -68,7 +86,7 @@ class _Steps:
     def rows(self, sequences: Sequence[_Sequence], rows: int) -> float:
         """Median milliseconds of a step of so many rows of each sequence, all of them accepted."""
         times = []
-        for _ in range(_WARM_UP + _REPEATS):
+        for _ in range(_WARM_UP + self.repeats):
             runs = [self._run(sequence, RunKind.ROWS, rows) for sequence in sequences]
             begin = time.perf_counter()
             self._submit(runs)
@@ -76,7 +94,7 @@ class _Steps:
         return round(statistics.median(times[_WARM_UP:]), 3)
 
     def _run(self, sequence: _Sequence, kind: RunKind, count: int) -> Run:
-        ids = torch.randint(SMALL.vocab_size, (count,), generator=self.generator).tolist()
+        ids = torch.randint(self.vocab_size, (count,), generator=self.generator).tolist()
         run = Run(sequence.slot, kind, tuple(ids), sequence.done, sequence.pages, sample=True)
         sequence.done += count
         return run
@@ -86,21 +104,28 @@ class _Steps:
         self.engine.submit(Batch(self.number, tuple(runs))).result(_RESULT_S)
 
 
-def rehearse_small(requests: Sequence[CardRequest], cards: tuple[Card, ...]) -> dict[str, object]:
+def rehearse_engine(
+    spec: Glm5NextSpec,
+    bits: BitWidths,
+    sizes: Sizes,
+    requests: Sequence[CardRequest],
+    cards: tuple[Card, ...],
+) -> dict[str, object]:
     """Load, measure, and return the record: cards, steps, and bytes by term, planned and measured.
 
     Raises UserError subclasses for cards that cannot hold or compute it.
     """
     begin = time.perf_counter()
     usual = defaults_for(cards)
-    source = RandomCheckpoint(SMALL, SMALL_BITS, torch.device("cpu"))
-    footprint = footprint_of(SMALL, source, CHUNK_TOKENS, SMALL.default_cache_format, usual.kind)
+    source = RandomCheckpoint(spec, bits, card_device(cards[0]))
+    kept = spec.default_cache_format
+    footprint = footprint_of(spec, source, sizes.chunk, kept, usual.kind)
     request = PlanRequest(
-        context_tokens=CONTEXT_TOKENS,
-        pool_tokens=SLOTS * CONTEXT_TOKENS,
+        context_tokens=sizes.context,
+        pool_tokens=SLOTS * sizes.context,
         max_slots=SLOTS,
-        page_tokens=usual.page_tokens_of(CHUNK_TOKENS),
-        chunk_tokens=CHUNK_TOKENS,
+        page_tokens=usual.page_tokens_of(sizes.chunk),
+        chunk_tokens=sizes.chunk,
         runtime_bytes=usual.runtime_bytes,
         spare=usual.spare,
     )
@@ -108,30 +133,30 @@ def rehearse_small(requests: Sequence[CardRequest], cards: tuple[Card, ...]) -> 
     engine = build_engine(
         [
             build_stage(
-                SMALL,
+                spec,
                 source,
                 stage,
                 total_pages=plan.total_pages,
                 page_tokens=plan.page_tokens,
                 chunk_tokens=plan.chunk_tokens,
                 max_slots=plan.max_slots,
-                cache_dtype=SMALL.default_cache_format,
+                cache_dtype=kept,
             )
             for stage in plan.stages
         ],
         plan,
-        residual_width=SMALL.residual_width,
-        vocab_size=SMALL.vocab_size,
+        residual_width=spec.residual_width,
+        vocab_size=spec.vocab_size,
         threads=usable_processors(),
     )
     loaded = time.perf_counter() - begin
     try:
-        steps = _measure(engine)
+        steps = _measure(engine, spec.vocab_size, sizes)
         memory = {"planned": _by_term(plan.terms), "measured": _by_term(engine.memory())}
     finally:
         engine.shutdown()
     return {
-        "model": "glm small",
+        "model": "glm-5.3-flash" if spec.num_layers == RELEASED.num_layers else "glm small",
         "card": ", ".join(dict.fromkeys(_name(card) for card in cards)),
         "torch": torch.__version__,
         "weights": "random, EXL3 mul1",
@@ -143,24 +168,28 @@ def rehearse_small(requests: Sequence[CardRequest], cards: tuple[Card, ...]) -> 
     }
 
 
-def _measure(engine: StepEngine) -> dict[str, float]:
+def _measure(engine: StepEngine, vocab_size: int, sizes: Sizes) -> dict[str, float]:
     """Median milliseconds of every kind of step, and tokens a second of the long prompt."""
-    steps = _Steps(engine)
-    pages = CONTEXT_TOKENS // engine.limits.page_tokens
-    long, *short = (steps.open(slot, CONTEXT_TOKENS, slot * pages) for slot in range(SLOTS))
-    steps.prefill(short[0], CHUNK_TOKENS)  # compiles
-    rate = steps.prefill(long, LONG_TOKENS)
+    steps = _Steps(engine, vocab_size, sizes.repeats)
+    pages = sizes.context // engine.limits.page_tokens
+    long, *short = (steps.open(slot, sizes.context, slot * pages) for slot in range(SLOTS))
+    steps.prefill(short[0], sizes.short)  # compiles
+    rate = steps.prefill(long, sizes.long)
     found: dict[str, float] = {}
     for rows in (1, 2, 4, 8):
         kind = "decode" if rows == 1 else "verify"
-        found[f"{kind}_{rows}_1k_ms"] = steps.rows([long], rows)
+        found[f"{kind}_{rows}_{_thousands(sizes.long)}_ms"] = steps.rows([long], rows)
     for sequence in short[1:]:
-        steps.prefill(sequence, SHORT_TOKENS)
+        steps.prefill(sequence, sizes.short)
     for count in (4, 8):
         every = [*short, long][:count]
-        found[f"decode_{count}x256_ms"] = steps.rows(every, 1)
-    found[f"prefill_{LONG_TOKENS}_c{CHUNK_TOKENS}_tps"] = round(rate, 1)
+        found[f"decode_{count}x{_thousands(sizes.short)}_ms"] = steps.rows(every, 1)
+    found[f"prefill_{sizes.long}_c{sizes.chunk}_tps"] = round(rate, 1)
     return found
+
+
+def _thousands(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
 
 
 def _by_term(terms: Sequence[MemoryTerm]) -> dict[str, int]:
