@@ -134,6 +134,27 @@ def test_one_line_that_names_it(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--chunk", "30"],
+            "whole pools of 4 tokens; found: chunks of 30; try: --chunk with a multiple of 4",
+        ),
+        (["--kv", "q3"], "found: q3; try: one of fp32, fp16, q8"),
+        (["--cards", "cpu:9"], "a model of 5 layers"),
+        (["--context", "100k"], "a model made for 4,096"),
+    ],
+)
+def test_settings_that_this_model_cannot_take(
+    plain: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert run(["generate", "--raw", "hi", "-n", "1", "--model", str(plain), *flags]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+
+
 def test_reasoning_without_an_answer_is_told(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "Hello", "-t", "0", "--threads", "1", "--model", str(plain)]
     assert run([*arguments, "-n", "3"]) == 0

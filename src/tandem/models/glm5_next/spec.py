@@ -14,7 +14,7 @@ from tandem.cache.sizes import (
     ring_bytes,
 )
 from tandem.core.cards import CardKind
-from tandem.core.errors import ModelUnsupportedError
+from tandem.core.errors import ModelUnsupportedError, SettingsError
 from tandem.core.log import get_logger
 from tandem.core.plan import CacheSpec, ModelFootprint, format_bytes
 from tandem.loader.base import TensorHeader
@@ -62,8 +62,9 @@ def footprint(
     """Bytes in memory, part by part; ``cache_dtype`` is fp32, fp16 or q8. The MTP layer is not counted.
 
     Raises ModelDamagedError (tensors missing, misshapen, rounded or not explained by the config),
-    SettingsError (a cache format that this kind of card does not keep) or ModelUnsupportedError (dimensions
-    or weights that CUDA kernels cannot compute). Tensors for pictures are skipped with a notice.
+    SettingsError (a cache format that this kind of card does not keep, a chunk that cuts a pool) or
+    ModelUnsupportedError (dimensions or weights that CUDA kernels cannot compute). Tensors for pictures are
+    skipped with a notice.
     """
     glm = cast(Glm5NextSpec, spec)
     names = Names.of(headers)
@@ -72,6 +73,12 @@ def footprint(
         size = format_bytes(sum(headers[name].stored_bytes for name in vision))
         _log.info("%d vision tensors (%s) are skipped: this build reads text only", len(vision), size)
     cache_format = check_format(cache_dtype)
+    if chunk_tokens % glm.index_kpool:
+        raise SettingsError(
+            f"Prompts are computed in whole pools of {glm.index_kpool} tokens",
+            found=f"chunks of {chunk_tokens}",
+            remedy=f"--chunk with a multiple of {glm.index_kpool}",
+        )
     layers = range(glm.num_layers)
     on_cuda = card_kind == "cuda"
     if on_cuda:
