@@ -1,82 +1,101 @@
-"""What a CUDA card cannot compute is refused from headers, by name."""
+"""What a CUDA card refuses of a GLM before anything is read, and what it takes beside weights and caches."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 
 from tandem.core.errors import ModelUnsupportedError, SettingsError
 from tandem.loader.base import TensorHeader
+from tandem.loader.safetensors import SafetensorsSource
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
+from tandem.models.glm5_next.cuda_sizes import ROW_COUNTS, workspace_bytes, workspace_bytes_per_token
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
 from tandem.models.glm5_next.rehearsal_spec import RELEASED, SMALL, SMALL_BITS
+from tandem.models.glm5_next.spec import footprint
 
-BASE = "model.language_model.layers.2.self_attn"
+from .checkpoints import MODELS, checkpoint_folder
+from .rig import read_spec
 
 
-@pytest.fixture
-def headers() -> dict[str, TensorHeader]:
-    source = RandomCheckpoint(SMALL, SMALL_BITS, torch.device("cpu"))
+def headers_of(source: RandomCheckpoint | SafetensorsSource) -> dict[str, TensorHeader]:
     return {name: source.header(name) for name in source.names()}
 
 
-def check(headers: dict[str, TensorHeader]) -> None:
-    check_formats(SMALL, headers, range(SMALL.num_layers), has_head=True)
+@pytest.fixture(scope="module")
+def headers() -> dict[str, TensorHeader]:
+    return headers_of(RandomCheckpoint(SMALL, SMALL_BITS, torch.device("cpu")))
 
 
-def as_plain(headers: dict[str, TensorHeader], name: str) -> None:
-    trellis = headers.pop(f"{name}.trellis")
-    for part in ("suh", "svh", "mul1"):
-        del headers[f"{name}.{part}"]
-    shape = (16 * trellis.shape[1], 16 * trellis.shape[0])
-    headers[f"{name}.weight"] = TensorHeader(f"{name}.weight", "BF16", shape, 2 * shape[0] * shape[1])
-
-
-def test_the_released_model_and_the_small_one_are_computed(headers: dict[str, TensorHeader]) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_the_committed_checkpoints_and_the_released_dimensions_are_computed(
+    tmp_path: Path, name: str
+) -> None:
+    folder = checkpoint_folder(name, tmp_path)
+    spec = read_spec(folder)
+    check_dimensions(spec)
+    check_formats(spec, headers_of(SafetensorsSource.open(folder)), range(spec.num_layers), has_head=True)
     check_dimensions(RELEASED)
-    check_dimensions(SMALL)
-    check(headers)
 
 
 @pytest.mark.parametrize(
-    "name", ["lm_head", f"{BASE}.o_proj", "model.language_model.layers.1.mlp.experts.3.up_proj"]
-)
-def test_any_large_matrix_may_be_plain(headers: dict[str, TensorHeader], name: str) -> None:
-    as_plain(headers, name)
-    check(headers)
-
-
-def test_an_exl3_matrix_that_the_kernels_want_plain_is_named(headers: dict[str, TensorHeader]) -> None:
-    weight = headers.pop(f"{BASE}.kv_b_proj.weight")
-    shape = (weight.shape[1] // 16, weight.shape[0] // 16, 48)
-    headers[f"{BASE}.kv_b_proj.trellis"] = TensorHeader(f"{BASE}.kv_b_proj.trellis", "I16", shape, 0)
-    with pytest.raises(ModelUnsupportedError, match=rf"{BASE}.kv_b_proj cannot.*EXL3.*--cards cpu"):
-        check(headers)
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
+    ("change", "said"),
     [
         ({"streams": 2}, "residual streams"),
+        ({"kda_head_dim": 64}, "recurrent head size"),
+        ({"index_head_dim": 64}, "index head size"),
         ({"conv_taps": 3}, "convolution taps"),
-        ({"hidden_size": 576}, "hidden size"),
+        ({"hidden_size": 320}, "hidden size"),
+        ({"hidden_size": 16_384}, "hidden size"),
         ({"kv_lora_rank": 384}, "latent size"),
-        ({"experts_per_token": 16}, "number of experts"),
+        ({"experts_per_token": 15}, "number of experts"),
+        ({"layer_shares_selection": (False, False, False, False, True)}, "selection shared between layers"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_dimension_out_of_reach_is_named(change: dict[str, int], name: str) -> None:
-    with pytest.raises(ModelUnsupportedError, match=name):
-        check_dimensions(dataclasses.replace(SMALL, **change))
+def test_other_dimensions_are_named_with_what_was_found(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ModelUnsupportedError, match=f"This model's {said} cannot be computed") as refused:
+        check_dimensions(dataclasses.replace(SMALL, **change))  # type: ignore[arg-type]
+    assert refused.value.found
+    assert "--cards cpu:1" in (refused.value.remedy or "")
 
 
-def test_sizes_of_experts_and_of_the_vocabulary_are_free() -> None:
-    check_dimensions(dataclasses.replace(SMALL, expert_intermediate_size=200, vocab_size=1001))
+def test_a_quantized_router_is_named(headers: dict[str, TensorHeader]) -> None:
+    base = "model.language_model.layers.1.mlp"
+    edited = dict(headers)
+    del edited[f"{base}.gate.weight"]
+    for part in ("trellis", "suh", "svh", "mul1"):
+        edited[f"{base}.gate.{part}"] = headers[f"{base}.experts.0.gate_proj.{part}"]
+    with pytest.raises(ModelUnsupportedError, match=r"layers\.1\.mlp\.gate cannot be multiplied.*EXL3"):
+        check_formats(SMALL, edited, range(SMALL.num_layers), has_head=True)
+    check_formats(SMALL, edited, range(2, SMALL.num_layers), has_head=True)
 
 
-def test_caches_of_a_card() -> None:
-    assert cache_is_eight_bit("q8")
+def test_only_cpu_cards_keep_fp32() -> None:
     assert not cache_is_eight_bit("fp16")
-    with pytest.raises(SettingsError, match=r"fp32.*--kv fp16 or --kv q8"):
+    assert cache_is_eight_bit("q8")
+    with pytest.raises(SettingsError, match="found: fp32; try: --kv fp16 or --kv q8"):
         cache_is_eight_bit("fp32")
+
+
+def test_a_footprint_for_cuda_counts_steps_and_graphs(headers: dict[str, TensorHeader]) -> None:
+    kinds = {
+        kind: footprint(SMALL, headers, chunk_tokens=256, cache_dtype="fp16", card_kind=kind)
+        for kind in ("cpu", "cuda")
+    }
+    assert kinds["cpu"].graph_bytes_per_layer == 0 < kinds["cuda"].graph_bytes_per_layer
+    assert kinds["cpu"].workspace_bytes_per_token == 0 < kinds["cuda"].workspace_bytes_per_token
+    assert kinds["cpu"].layer_weight_bytes == kinds["cuda"].layer_weight_bytes
+    with pytest.raises(SettingsError, match="cannot keep its cache"):
+        footprint(SMALL, headers, chunk_tokens=256, cache_dtype="fp32", card_kind="cuda")
+
+
+def test_the_workspace_grows_with_the_chunk() -> None:
+    sizes = [workspace_bytes(RELEASED, chunk) for chunk in (512, 2048, 4096, 8192)]
+    assert sizes == sorted(sizes)
+    # Measured at chunks of 8,192 and all steps up to 16 rows: 5.4 GiB (H200).
+    assert 4.5 < sizes[-1] / 2**30 < 7
+    assert workspace_bytes_per_token(RELEASED, 2048) == 2048 + sum(ROW_COUNTS)
