@@ -112,4 +112,4 @@ def test_logits_equal_the_cpus(cache):
     error = (found - expected).norm(dim=1) / expected.norm(dim=1)
     print(cache, [f"{float(e):.1e}" for e in error])
     assert error[:60].median() < (1e-2 if cache == "fp16" else 3e-2)
-    assert error.median() < 3e-2
+    assert error.median() < (3e-2 if cache == "fp16" else 5e-2)

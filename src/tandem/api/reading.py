@@ -53,19 +53,21 @@ class _Meter:
         self._where = where
         self._report = report
         self._lock = threading.Lock()
-        self._begin = self._reported = time.monotonic()
+        self._begin = self._reported = self._last = time.monotonic()
         self._bytes = 0
 
     def arrived(self, count: int) -> None:
         now = time.monotonic()
         with self._lock:
             self._bytes += count
+            self._last = now
             if now - self._reported < _EVERY_S:
                 return
             self._reported = now
         self._report(min(self._bytes / self._expected, 1.0), f"reading {self._where}: {self.sentence()}")
 
     def sentence(self) -> str:
-        seconds = max(time.monotonic() - self._begin, 1e-3)
+        """What has come, until the last of it came."""
+        seconds = max(self._last - self._begin, 1e-3)
         rate = self._bytes / seconds
         return f"{format_bytes(self._bytes)} in {seconds:.1f} s, {rate / 1e9:.2f} GB/s"

@@ -40,8 +40,10 @@ class SamplingHead:
         wanted = [(run, row) for run, row in zip(runs, last_rows, strict=True) if run.sample]
         if not wanted:
             return
-        rows = torch.tensor([row for _, row in wanted], device=hidden.device)
-        logits = self._model.logits(hidden.index_select(0, rows)).to("cpu", torch.float32).numpy()
+        rows = [row for _, row in wanted]
+        if rows != list(range(hidden.shape[0])):  # a decode step samples after every row
+            hidden = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
+        logits = self._model.logits(hidden).to("cpu", torch.float32).numpy()
         for (run, _), row in zip(wanted, logits, strict=True):
             try:
                 accepted = verify(self._samplers[run.slot], [row])
