@@ -50,6 +50,7 @@ def failing_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], N
         (["serve", "--prefix-reuse", "perhaps"], "prefix_reuse is not known; found: perhaps"),
         (["serve", "--log-level", "loud"], "Unknown log level; found: loud"),
         (["rehearse", "--scale", "medium"], "--scale cannot be read; found: medium; try: full or small"),
+        (["rehearse", "--kv", "fp32"], "--kv cannot be read; found: fp32; try: fp16 or q8"),
         (["rehearse", "--cards", "cpu:1"], "at full scale runs on one CUDA card; found: cpu:1"),
         (["rehearse", "--recipe", "other"], "Only GLM-5.3-Flash can be rehearsed; found: other"),
         (["serve", "--host", "0.0.0.0"], "Refusing to listen on 0.0.0.0"),

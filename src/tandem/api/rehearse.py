@@ -54,6 +54,7 @@ STEPS = (
     RowsCase("verify_8_8k_ms", 1, 8, 8184),
     RowsCase("decode_1_64k_ms", 1, 1, 65535),
     RowsCase("decode_1_262k_ms", 1, 1, 262143),
+    RowsCase("decode_1_1m_ms", 1, 1, 1048575),
 )
 
 
@@ -173,11 +174,19 @@ class Rehearsal:
 
 
 def rehearse(
-    spec: Glm5NextSpec, bits: BitWidths, context_tokens: int, device: torch.device, cache_dir: Path | None
+    spec: Glm5NextSpec,
+    bits: BitWidths,
+    context_tokens: int,
+    cache_format: str,
+    device: torch.device,
+    cache_dir: Path | None,
 ) -> dict[str, object]:
-    """Build, measure, and return the record: card, steps, and bytes by term, planned and measured."""
+    """Build, measure, and return the record: card, steps, and bytes by term, planned and measured.
+
+    ``cache_format``: fp16 or q8.
+    """
     pages = -(-context_tokens // PAGE_TOKENS)
-    room = CacheRoom(pages, PAGE_TOKENS, 8, pages, eight_bit=False)
+    room = CacheRoom(pages, PAGE_TOKENS, 8, pages, eight_bit=cache_format == "q8")
     torch.empty(0, device=device)  # the driver context must be there before it is asked
     torch.cuda.reset_peak_memory_stats(device)
     rehearsal = Rehearsal.build(spec, bits, room, device, cache_dir)
@@ -189,7 +198,7 @@ def rehearse(
             steps[f"prefill_8192_c{chunk}_tps"] = rehearsal.prefill(8192, chunk)
     source = RandomCheckpoint(spec, bits, device)
     headers = {name: source.header(name) for name in source.names()}
-    planned = footprint(spec, headers, chunk_tokens=4096, cache_dtype="fp16")
+    planned = footprint(spec, headers, chunk_tokens=4096, cache_dtype=cache_format, card_kind="cuda")
     planned_weights = sum(planned.layer_weight_bytes) + planned.embedding_bytes + planned.head_bytes
     planned_caches = round(
         sum(
@@ -203,6 +212,7 @@ def rehearse(
         "torch": torch.__version__,
         "weights": "random, EXL3 mul1",
         "context_tokens": pages * PAGE_TOKENS,
+        "cache_format": cache_format,
         "load_seconds": round(rehearsal.load_seconds, 1),
         "steps": steps,
         "memory": {

@@ -17,6 +17,7 @@ from tandem.cli.console import notices, output
 from tandem.core.errors import SettingsError
 
 _SCALES = ("full", "small")
+_CACHE_FORMATS = ("fp16", "q8")
 
 
 def rehearse(
@@ -37,6 +38,9 @@ def rehearse(
     context: Annotated[
         int, typer.Option("--context", min=8192, help="Tokens the caches hold at full scale.")
     ] = 266_240,
+    kv: Annotated[
+        str, typer.Option("--kv", help="Format of the latents at full scale: fp16 or q8.")
+    ] = "fp16",
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the record.", show_default="none is written")
     ] = None,
@@ -48,21 +52,28 @@ def rehearse(
 
     `tandem rehearse --out benchmarks/results`
 
+    `tandem rehearse --context 1048832 --kv q8`
+
     `tandem rehearse --scale small --cards cpu:2`
     """
     if scale not in _SCALES:
         raise SettingsError("--scale cannot be read", found=scale, remedy=" or ".join(_SCALES))
+    if kv not in _CACHE_FORMATS:
+        raise SettingsError("--kv cannot be read", found=kv, remedy=" or ".join(_CACHE_FORMATS))
     if not recipe.startswith("glm53-flash"):
         raise SettingsError("Only GLM-5.3-Flash can be rehearsed", found=recipe, remedy="glm53-flash-…")
     small = scale == "small"
     cards = cards or _cards_here(small)
-    record = _small(cards) if small else _full(cards, context)
+    record = _small(cards) if small else _full(cards, context, kv)
     record["commit"] = _commit()
-    record["command"] = f"tandem rehearse --recipe {recipe} --cards {cards} --scale {scale}"
+    command = f"tandem rehearse --recipe {recipe} --cards {cards} --scale {scale}"
+    if not small:
+        command += f" --context {context} --kv {kv}"
+    record["command"] = command
     text = json.dumps(record, indent=1)
     _print_table(record)
     if out is not None:
-        name = "glm-small" if small else "glm-5.3-flash"
+        name = "glm-small" if small else "glm-5.3-flash" if kv == "fp16" else f"glm-5.3-flash-{kv}"
         where = re.sub(r"\W+", "-", cards)
         path = out / f"rehearsal_{name}_{where}_{datetime.date.today().isoformat()}.json"
         path.write_text(text + "\n")
@@ -76,7 +87,7 @@ def _cards_here(small: bool) -> str:
     return "cpu:1" if small and not torch.cuda.is_available() else "cuda:1"
 
 
-def _full(cards: str, context_tokens: int) -> dict[str, object]:
+def _full(cards: str, context_tokens: int, cache_format: str) -> dict[str, object]:
     if cards != "cuda:1":
         raise SettingsError(
             "A rehearsal at full scale runs on one CUDA card",
@@ -92,7 +103,8 @@ def _full(cards: str, context_tokens: int) -> dict[str, object]:
 
     free_cuda_bytes(0)
     cache_dir = read_environment().cache_dir
-    return run(RELEASED, RELEASED_BITS, context_tokens, torch.device("cuda", 0), cache_dir)
+    device = torch.device("cuda", 0)
+    return run(RELEASED, RELEASED_BITS, context_tokens, cache_format, device, cache_dir)
 
 
 def _small(cards: str) -> dict[str, object]:
