@@ -32,7 +32,12 @@ def test_an_unfinished_download_is_listed_and_removed(tandem: Tandem, models_fol
     (models_folder / (DEMO_MODEL.wheel + ".incomplete")).write_bytes(b"x" * 2048)
     [model] = json.loads(tandem("models", "list", "--json").out)
     assert (model["name"], model["state"], model["size_bytes"]) == ("demo", "unfinished", 2048)
-    assert "unfinished" in tandem("models", "list").out
+    listed = tandem("models", "list").out
+    header, row = (line.split() for line in listed.splitlines()[:2])
+    assert header == ["name", "kind", "size", "state", "path"]
+    assert row[:5] == ["demo", "demo", "2.00", "KiB", "unfinished"]
+    assert tandem("models").out == listed
+    assert json.loads(tandem("models", "--json").out) == [model]
     outcome = tandem("models", "remove", "demo", "--yes")
     assert (outcome.code, outcome.err) == (0, "Removed demo, 2.00 KiB freed.\n")
     assert list(models_folder.iterdir()) == []

@@ -93,5 +93,6 @@ def run(arguments: Sequence[str]) -> int:
 def _fail(message: str, error: BaseException, debug: bool, exit_code: int) -> int:
     if debug:
         traceback.print_exception(error)
-    print(f"tandem: {message}", file=sys.stderr)
+    if message:  # empty where help was printed because nothing was asked
+        print(f"tandem: {message}", file=sys.stderr)
     return exit_code

@@ -9,18 +9,30 @@ from rich.table import Table
 
 from tandem.cli.console import notices, output, print_json
 from tandem.cli.flags import JsonFlag
+from tandem.core.errors import SettingsError
 from tandem.core.plan import format_bytes
 
 app = typer.Typer(
     help="List, pull, verify and remove models.\n\n"
-    "`tandem models pull demo`\n\n`tandem models pull org/name@branch`\n\n`tandem models verify demo`",
-    no_args_is_help=True,
+    "`tandem models` lists them.\n\n`tandem models pull demo`\n\n`tandem models pull org/name@branch`\n\n"
+    "`tandem models verify demo`",
+    invoke_without_command=True,
 )
 
 ModelName = Annotated[
     str,
     typer.Argument(metavar="NAME", help="`demo`, or `org/name[@revision]` of the hub.", show_default=False),
 ]
+
+
+@app.callback()
+def _list_by_default(context: typer.Context, json: JsonFlag = False) -> None:
+    if context.invoked_subcommand is None:
+        list_models(json)
+    elif json:
+        raise SettingsError(
+            "--json belongs behind the command", remedy=f"tandem models {context.invoked_subcommand} --json"
+        )
 
 
 @app.command("list")
@@ -54,7 +66,7 @@ def list_models(json: JsonFlag = False) -> None:
     ):
         table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for model in stored:
-        table.add_row(model.name, format_bytes(model.size_bytes), model.state, str(model.path))
+        table.add_row(model.name, model.kind, format_bytes(model.size_bytes), model.state, str(model.path))
     output().print(table)
 
 

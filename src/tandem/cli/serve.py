@@ -338,8 +338,12 @@ def _print_configuration(load: Resolved[LoadOptions], server: Resolved[ServerCon
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("setting", "value", "from"):
         table.add_column(column, overflow="fold")
+    shown: set[str] = set()
     for resolved in (load, server):
         for name, source in resolved.sources.items():
+            if name in shown:  # one setting of both
+                continue
+            shown.add(name)
             style = "dim" if source == "default" else None
             table.add_row(name, shown_value(name, getattr(resolved.options, name)), source, style=style)
     notices().print(table)
