@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 EXIT_INTERRUPTED = 130
@@ -16,4 +17,6 @@ def main() -> None:
         exit_code = run(sys.argv[1:])
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED
+    # What is left ends with the process: looking through it for cycles took a server another 0.7 s.
+    gc.freeze()
     sys.exit(exit_code)
