@@ -48,7 +48,7 @@ def build(define: tuple[int, int, tuple[int, ...]]) -> None:
         BLOCKS=blocks,
         SHIFTED_LEFT=left,
     )
-    compile_cubin(source, "sm_90", CUBINS)
+    compile_cubin(source, "sm_90a", CUBINS)
 
 
 def jobs_of(matrices: int, jobs: int, rows: int, device: torch.device) -> Jobs:

@@ -28,3 +28,14 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """‖found − expected‖ / ‖expected‖."""
     found, expected = found.cpu().double(), expected.cpu().double()
     return ((found - expected).norm() / expected.norm()).item()
+
+
+def in_rows(rotated: torch.Tensor) -> torch.Tensor:
+    """The input of a routed product, [G, P, k], in plain rows: Hopper's lie as routed_chunk.cu says."""
+    if torch.cuda.get_device_capability(DEVICE)[0] != 9:
+        return rotated
+    groups, pairs, inputs = rotated.shape
+    pieces = rotated.view(groups, inputs // 64, pairs // 8, 8, 8, 8)  # 8 lines of 8 pieces of 8 values
+    line, piece = torch.arange(8)[:, None], torch.arange(8)
+    pieces = pieces[:, :, :, line, line ^ piece]
+    return pieces.reshape(groups, inputs // 64, pairs, 64).transpose(1, 2).reshape(groups, pairs, inputs)

@@ -190,8 +190,8 @@ def test_chunks_equal_the_exact_decode(form, rows):
         assert relative_error(y, expected_of(x.float(), matrix)) < 1e-3  # rotated rows are fp16
 
 
-def chunk_product(stack, x, blocks, pairs=None):
-    pairs = pairs or x.shape[0]
+def chunk_product(stack, x, blocks):
+    pairs = blocks.pairs
     rotated = poisoned(stack.groups, pairs, stack.inputs, dtype=torch.float16)
     y = tuple(poisoned(pairs, n) for n in stack.outputs)
     CHUNK.rotate(x.cuda(), stack.suh, blocks, rotated)
@@ -223,7 +223,7 @@ def test_routed_rows_meet_experts_of_many_forms():
     experts = torch.stack([torch.randperm(7, generator=generator)[:3] for _ in range(300)]).sort(1).values
     x = torch.randn(300, 256).half()
     blocks, row_pair = Blocks.routed(experts.cuda(), 7)
-    found = chunk_product(stack, x, blocks, experts.numel())
+    found = chunk_product(stack, x, blocks)
     for group, y in enumerate(found):
         by_row = y.cpu()[row_pair.cpu().long()]
         for expert in range(7):

@@ -8,8 +8,8 @@ from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, poisoned, relative_error
 
 from tandem.kernels.hadamard.reference import hadamard
 from tandem.kernels.kda import reference
-from tandem.kernels.kda.cuda import CHUNK_SOURCE
-from tandem.kernels.nvrtc import kernel_module
+from tandem.kernels.kda.chunk import KdaChunk
+from tandem.kernels.kda.cuda import StepWeights
 
 pytestmark = NEEDS_CARD
 HEADS, NORM_EPS = 3, 1e-5
@@ -22,48 +22,21 @@ def noise(*shape, scale=1.0):
 
 def run(rows, length, bound, inputs):
     """-> o, rotated, and the state afterwards, from clones of what the kernels change."""
-    module = kernel_module(CHUNK_SOURCE, DEVICE, CUBINS)
-    q, k, v, decay, o = (poisoned(rows, WIDTH) for _ in range(5))
-    rates, state = poisoned(rows, HEADS, 2), inputs["state"].clone()
-    rotated = poisoned(rows, WIDTH, dtype=torch.float16)
-    qkv, forget, mixing = (inputs[name][:rows] for name in ("qkv", "forget", "mixing"))
-    module.launch(
-        "kda_prepare",
-        (rows, HEADS, 1),
-        (128, 1, 1),
-        qkv,
-        forget,
-        mixing,
-        inputs["history"],
-        inputs["conv"],
-        inputs["dt_bias"],
-        inputs["a_log"],
-        q,
-        k,
-        v,
-        decay,
-        rates,
-        mixing.stride(0),
-        length,
-        float(bound or 0.0),
-    )
-    shared = 4 * 2 * 16 * (3 * 128 + 64)
-    module.launch(
-        "kda_scan", (HEADS, 2, 1), (256, 1, 1), q, k, v, decay, rates, state, o, rows, shared_bytes=shared
-    )
-    module.launch(
-        "kda_finish",
-        (rows, -(-HEADS // 4), 1),
-        (128, 1, 1),
-        o,
-        inputs["gate"][:rows],
-        inputs["norm"],
-        inputs["suh"],
-        rotated,
-        HEADS,
-        NORM_EPS,
-    )
+    kernels = KdaChunk(DEVICE, CUBINS)
+    o, rotated = poisoned(rows, WIDTH), poisoned(rows, WIDTH, dtype=torch.float16)
+    state, weights = inputs["state"].clone(), weights_of(inputs)
+    qkv, forget, gate = (inputs[name][:rows] for name in ("qkv", "forget", "gate"))
+    mixing = poisoned(rows, HEADS + 5)[:, 5:]
+    mixing.copy_(inputs["mixing"][:rows])
+    kernels.recur(qkv, forget, mixing, inputs["history"], state, weights, length, bound, o)
+    kernels.finish(o, gate, weights, inputs["suh"], NORM_EPS, rotated)
     return o, rotated, state
+
+
+def weights_of(inputs):
+    unused = torch.empty(0)
+    own = {name: inputs[name] for name in ("conv", "dt_bias", "a_log", "norm")}
+    return StepWeights(small=unused, forget_up=unused, gate_up=unused, **own)
 
 
 def random_inputs(rows):
@@ -98,7 +71,7 @@ def expected_of(rows, bound, inputs):
 
 
 @pytest.mark.parametrize("bound", [-5.0, None])
-@pytest.mark.parametrize("rows", [1, 63, 500])
+@pytest.mark.parametrize("rows", [1, 4, 18, 63, 500])
 def test_equals_the_reference(rows, bound):
     inputs = random_inputs(rows)
     found, expected = run(rows, rows, bound, inputs), expected_of(rows, bound, inputs)
@@ -113,3 +86,31 @@ def test_padding_changes_neither_rows_nor_state(length):
     for whole, part in zip(padded[:2], exact[:2], strict=True):
         assert torch.equal(whole[:length], part)
     assert torch.equal(padded[2], exact[2])
+
+
+def test_in_place():
+    """The output may take the place of the forget gates."""
+    inputs = random_inputs(37)
+    expected, _, state = run(37, 37, -5.0, inputs)
+    forget, after = inputs["forget"].clone(), inputs["state"].clone()
+    KdaChunk(DEVICE, CUBINS).recur(
+        inputs["qkv"],
+        forget,
+        inputs["mixing"],
+        inputs["history"],
+        after,
+        weights_of(inputs),
+        37,
+        -5.0,
+        forget,
+    )
+    assert torch.equal(forget, expected)
+    assert torch.equal(after, state)
+
+
+def test_steep_decay_stays_finite():
+    inputs = random_inputs(50)
+    inputs["forget"] += 40.0
+    found, expected = run(50, 50, None, inputs), expected_of(50, None, inputs)
+    assert relative_error(found[0], expected[0]) < 1e-4
+    assert relative_error(found[2], expected[2]) < 1e-4

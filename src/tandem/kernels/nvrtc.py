@@ -33,7 +33,7 @@ _log = get_logger("kernels")
 _OWN_HEADER = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 _DEFAULT_SHARED_BYTES = 15 * 1024
 """Without asking: 48 KiB less what a kernel may hold statically."""
-SUPPORTED_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+SUPPORTED_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,11 @@ class KernelSource:
 
     def with_defines(self, **defines: str | int) -> KernelSource:
         return KernelSource(self.path, tuple(sorted((*self.defines, *defines.items()))))
+
+
+def architecture_of(major: int, minor: int) -> str:
+    """NVRTC's name for a card's compute capability. Hopper's own instructions need its ``a``."""
+    return f"sm_{major}{minor}" + ("a" if major == 9 else "")
 
 
 @functools.cache
@@ -65,7 +70,7 @@ def _toolchain() -> tuple[Any, str, tuple[str, ...]]:
 
 
 def compile_cubin(source: KernelSource, architecture: str, cache_dir: Path | None) -> bytes:
-    """Machine code for ``architecture`` (``sm_90``), from the cache or compiled now.
+    """Machine code for ``architecture`` (``sm_80``), from the cache or compiled now.
 
     Raises EngineFault carrying the compiler's log if the source does not compile (our bug), and
     ModelUnsupportedError if the GPU packages are missing.
@@ -167,7 +172,7 @@ class KernelModule:
 
         if self._code is None:
             major, minor = torch.cuda.get_device_capability(self.device_index)
-            self._code = compile_cubin(self.source, f"sm_{major}{minor}", self.cache_dir)
+            self._code = compile_cubin(self.source, architecture_of(major, minor), self.cache_dir)
 
     def launch(
         self,

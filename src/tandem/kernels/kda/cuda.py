@@ -14,7 +14,6 @@ from tandem.kernels.exl3.operands import Inputs, Sums
 from tandem.kernels.nvrtc import KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "kda_rows.cu")
-CHUNK_SOURCE = KernelSource(Path(__file__).parent / "csrc" / "kda_chunk.cu")
 HEAD = 128
 TAPS = 4
 _MAX_ROWS = 16

@@ -18,10 +18,13 @@ from tandem.kernels.hyper_connection.cuda import SOURCE as SITES
 from tandem.kernels.hyper_connection.cuda import SiteWeights
 from tandem.kernels.indexer.cuda import TopPools
 from tandem.kernels.indexer.triton import score
-from tandem.kernels.kda.cuda import CHUNK_SOURCE, DeviceSlots
+from tandem.kernels.kda.chunk import KdaChunk
+from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.kernels.latent_q8 import reference as q8
+from tandem.kernels.mla.chunk import ChunkAttention
 from tandem.kernels.mla.cuda import DeviceCache
 from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
+from tandem.kernels.moe.chunk import ChunkRouter
 from tandem.kernels.nvrtc import KernelModule, kernel_module
 from tandem.models.glm5_next.cuda_head import DeviceHead
 from tandem.models.glm5_next.cuda_stage import DeviceStage
@@ -29,7 +32,6 @@ from tandem.models.glm5_next.cuda_weights import KdaTensors, MlaTensors, MlpTens
 
 _PART_TOKENS = 2080
 _BLOCK_HEADS = 64
-_SCAN_SHARED_BYTES = 4 * 2 * 16 * (3 * 128 + 64)
 _INDEX_DIM = 128
 
 
@@ -63,6 +65,8 @@ class PrefillProgram:
         self._stage, self._rows, self._cache_dir = stage, chunk_tokens, cache_dir
         self._exl3 = Exl3Chunk(device, cache_dir)
         self._top = TopPools(device, cache_dir)
+        self._attention = ChunkAttention(device, cache_dir)
+        self._recurrence = KdaChunk(device, cache_dir)
         self._dense = Blocks.dense(chunk_tokens, device)
         self.streams = torch.empty(chunk_tokens, 4, spec.hidden_size, device=device)
         self._coefficients = torch.empty(chunk_tokens, 24, device=device)
@@ -153,7 +157,7 @@ class PrefillProgram:
     ) -> _Routed:
         assert isinstance(slots, DeviceSlots)
         spec, rows, device = self._stage.spec, self._rows, self._x.device
-        heads, width = spec.kda_heads, spec.kda_width
+        width = spec.kda_width
         inputs = self._halves(tensors.qkv.groups, rows, tensors.qkv.inputs)
         self._enter(site, site.norm, tensors.qkv.suh, inputs)
         small = torch.mm(self._x, tensors.step.small.T, out_dtype=torch.float32)
@@ -164,62 +168,14 @@ class PrefillProgram:
         for group, part in enumerate(parts):
             self._exl3.product(inputs[group : group + 1], tensors.qkv.group(group), self._dense, (part,))
         qkv = parts[0] if groups == 1 else torch.cat(parts, dim=1)
-        q, k, v, decay = (torch.empty(rows, width, device=device) for _ in range(4))
-        rates, mixing = torch.empty(rows, heads, 2, device=device), small[:, 256:]
-        step, module = tensors.step, kernel_module(CHUNK_SOURCE, device, self._cache_dir)
-        history = slots.history[chunk.slot]
-        module.launch(
-            "kda_prepare",
-            (rows, heads, 1),
-            (128, 1, 1),
-            qkv,
-            forget,
-            mixing,
-            history,
-            step.conv,
-            step.dt_bias,
-            step.a_log,
-            q,
-            k,
-            v,
-            decay,
-            rates,
-            small.shape[1],
-            chunk.length,
-            float(spec.decay_lower_bound or 0.0),
-        )
-        o = forget
-        state = slots.state[chunk.slot]
-        module.launch(
-            "kda_scan",
-            (heads, 2, 1),
-            (256, 1, 1),
-            q,
-            k,
-            v,
-            decay,
-            rates,
-            state,
-            o,
-            rows,
-            shared_bytes=_SCAN_SHARED_BYTES,
-        )
+        history, state = slots.history[chunk.slot], slots.state[chunk.slot]
+        bound, mixing = spec.decay_lower_bound, small[:, 256:]
+        self._recurrence.recur(qkv, forget, mixing, history, state, tensors.step, chunk.length, bound, forget)
         past = torch.cat((history, qkv[max(0, chunk.length - 3) : chunk.length]))[-3:]
         history.copy_(past)
         slots.committed[chunk.slot] = chunk.start + chunk.length
         rotated = self._halves(1, rows, width)
-        module.launch(
-            "kda_finish",
-            (rows, -(-heads // 4), 1),
-            (128, 1, 1),
-            o,
-            gate,
-            step.norm,
-            tensors.out.suh,
-            rotated,
-            heads,
-            float(spec.rms_norm_eps),
-        )
+        self._recurrence.finish(forget, gate, tensors.step, tensors.out.suh, spec.rms_norm_eps, rotated)
         return _Routed(self._one_product(rotated, tensors.out))
 
     def _mla(
@@ -244,11 +200,8 @@ class PrefillProgram:
         queries = self._halves(rows, heads, spec.qk_head_dim)
         index_q = self._halves(rows, spec.index_heads, _INDEX_DIM)
         self._exl3.product(inputs, tensors.up, self._dense, (queries, index_q))
-        q = torch.empty(rows, heads, latent, device=device)
-        q.copy_(torch.bmm(queries.transpose(0, 1), step.key_half).transpose(0, 1))
-        q *= spec.qk_head_dim**-0.5
-        if cache.scales is not None:
-            q = hadamard(q, q8.GROUP)
+        q = self._halves(rows, heads, latent)
+        torch.bmm(queries.transpose(0, 1), step.key_half, out=q.transpose(0, 1))
         pools = spec.index_topk // spec.index_kpool
         where = Where(
             torch.arange(chunk.start, chunk.start + rows, dtype=torch.int32, device=device),
@@ -263,16 +216,31 @@ class PrefillProgram:
             scores = torch.empty(rows, visible, device=device)
             score(index_q.float(), small[:, 256:], cache.pools, where, scores)
             self._top.select(scores, where.positions, where.chosen, spec.index_kpool)
-        parts = Parts.empty(rows, parts_for(pools, spec.index_kpool, _PART_TOKENS), heads, latent, device)
+        if self._attention.can(heads, cache):
+            attended = torch.empty_like(q)
+            self._attention.attend(q, cache, where, spec.qk_head_dim**-0.5, attended)
+        else:
+            attended = self._attend_anywhere(q, cache, where)
+        values = self._halves(rows, heads, step.value_half.shape[2])
+        torch.bmm(attended.transpose(0, 1), step.value_half, out=values.transpose(0, 1))
+        rotated = self._halves(1, rows, tensors.out.inputs)
+        self._exl3.rotate(values.view(rows, -1), tensors.out.suh, self._dense, rotated)
+        return _Routed(self._one_product(rotated, tensors.out))
+
+    def _attend_anywhere(self, q: torch.Tensor, cache: DeviceCache, where: Where) -> torch.Tensor:
+        """On any card, over fp16 or int8 latents: q fp16 [C, H, L] -> fp16 [C, H, L]."""
+        rows, heads, latent = q.shape
+        scaled = q.float() * self._stage.spec.qk_head_dim**-0.5
+        if cache.scales is not None:
+            scaled = hadamard(scaled, q8.GROUP)
+        count = parts_for(where.chosen.shape[1], where.pool_tokens, _PART_TOKENS)
+        parts = Parts.empty(rows, count, heads, latent, q.device)
         block = min(heads, _BLOCK_HEADS)
-        attend(q, cache.latents, cache.scales, where, parts, _PART_TOKENS, block, two_halves=False)
+        attend(scaled, cache.latents, cache.scales, where, parts, _PART_TOKENS, block, two_halves=False)
         attended = parts.attended[:, 0] / parts.totals[:, 0, :, None]
         if cache.scales is not None:
             attended = hadamard(attended, q8.GROUP)
-        values = torch.bmm(attended.half().transpose(0, 1), step.value_half).transpose(0, 1)
-        rotated = self._halves(1, rows, tensors.out.inputs)
-        self._exl3.rotate(values.reshape(rows, -1), tensors.out.suh, self._dense, rotated)
-        return _Routed(self._one_product(rotated, tensors.out))
+        return attended.half()
 
     def _store(
         self,
@@ -311,20 +279,19 @@ class PrefillProgram:
             return _Routed(self._gated(inputs, tensors, self._dense))
         assert tensors.correction_bias is not None
         self._enter(site, site.norm, None, None)
-        scores = torch.sigmoid(torch.mm(self._x, tensors.router.T, out_dtype=torch.float32))
-        chosen = torch.topk(scores + tensors.correction_bias, spec.experts_per_token, dim=1).indices
-        experts = chosen.sort(dim=1).values
-        weights = scores.gather(1, experts)
-        if spec.normalize_experts:
-            weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
-        weights = weights * spec.routed_scaling
-        if gate_up.matrices > spec.num_experts:
-            experts = torch.nn.functional.pad(experts, (0, 1), value=spec.num_experts)
-            weights = torch.nn.functional.pad(weights, (0, 1), value=1.0)
-        blocks, row_pair = Blocks.routed(experts, gate_up.matrices)
-        inputs = self._halves(2, experts.numel(), gate_up.inputs)
-        self._exl3.rotate(self._x, gate_up.suh, blocks, inputs)
-        return _Routed(self._gated(inputs, tensors, blocks), row_pair, weights.contiguous())
+        router = ChunkRouter(
+            self._x.device,
+            self._cache_dir,
+            spec.experts_per_token,
+            gate_up.matrices - spec.num_experts,
+            spec.normalize_experts,
+            spec.routed_scaling,
+        )
+        logits = torch.mm(self._x, tensors.router.T, out_dtype=torch.float32)
+        routed = router.route(logits, tensors.correction_bias)
+        inputs = self._halves(2, routed.blocks.pairs, gate_up.inputs)
+        self._exl3.rotate(self._x, gate_up.suh, routed.blocks, inputs)
+        return _Routed(self._gated(inputs, tensors, routed.blocks), routed.row_pair, routed.row_weight)
 
     def _gated(self, inputs: torch.Tensor, tensors: MlpTensors, blocks: Blocks) -> torch.Tensor:
         pairs, width = inputs.shape[1], tensors.down.inputs

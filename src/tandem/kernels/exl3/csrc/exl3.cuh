@@ -41,6 +41,27 @@ __device__ __forceinline__ void hadamard128(float (&v)[4]) {
     for (int i = 0; i < 4; i++) v[i] *= ROTATION_NORM;
 }
 
+// The same of 128 values held by eight neighbouring lanes, sixteen a lane, but without the norm. Any of an element's
+// index bits may be the register's, the other three are the lane's.
+__device__ __forceinline__ void hadamard128_of_eight(float (&v)[16]) {
+#pragma unroll
+    for (int bit = 1; bit < 16; bit <<= 1) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            if (i & bit) continue;
+            const float a = v[i], b = v[i | bit];
+            v[i] = a + b;
+            v[i | bit] = a - b;
+        }
+    }
+#pragma unroll
+    for (int step = 1; step < 8; step <<= 1) {
+        const float sign = threadIdx.x & step ? -1.0f : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 16; i++) v[i] = fmaf(sign, v[i], __shfl_xor_sync(0xffffffffu, v[i], step));
+    }
+}
+
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int step = 16; step; step >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));

@@ -18,47 +18,6 @@
 #define THREADS 128
 #define SUM_PITCH 132
 
-// x fp16 [rows, inputs] -> rotated fp16 [groups, pairs, inputs]. suh fp16 [groups, matrices, inputs]; pair_row and
-// pair_matrix int32 [pairs], null: pair = row, matrix 0. Grid: (pairs, ceil(inputs / 512), groups), 128 threads.
-extern "C" __global__ void rotate_chunk(const __half* x, const __half* suh, const int* pair_row,
-                                        const int* pair_matrix, __half* rotated, int inputs, int matrices) {
-    wait_for_earlier();
-    const int pair = blockIdx.x, block = blockIdx.y * 4 + (threadIdx.x >> 5);
-    if (block * ROTATION >= inputs) return;
-    const int row = pair_row ? pair_row[pair] : pair, matrix = pair_matrix ? pair_matrix[pair] : 0;
-    const int at = block * ROTATION + 4 * (threadIdx.x & 31);
-    const __half* signs = suh + ((size_t)blockIdx.z * matrices + matrix) * inputs + at;
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = __half2float(x[(size_t)row * inputs + at + i]) * __half2float(signs[i]);
-    hadamard128(v);
-    __half2* out = (__half2*)(rotated + ((size_t)blockIdx.z * gridDim.x + pair) * inputs + at);
-    out[0] = __floats2half2_rn(v[0], v[1]);
-    out[1] = __floats2half2_rn(v[2], v[3]);
-}
-
-// gate, up fp16 [pairs, width] -> silu(min(gate, limit)) * clamp(up, ±limit) times suh, rotated, fp16 [pairs, width].
-// Grid: (pairs, ceil(width / 512)), 128 threads.
-extern "C" __global__ void gate_up_chunk(const __half* gate, const __half* up, const __half* suh,
-                                         const int* pair_matrix, __half* rotated, int width, float limit) {
-    wait_for_earlier();
-    const int pair = blockIdx.x, block = blockIdx.y * 4 + (threadIdx.x >> 5);
-    if (block * ROTATION >= width) return;
-    const int at = block * ROTATION + 4 * (threadIdx.x & 31), matrix = pair_matrix ? pair_matrix[pair] : 0;
-    const size_t from = (size_t)pair * width + at;
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float a = fminf(__half2float(gate[from + i]), limit);
-        const float b = fminf(fmaxf(__half2float(up[from + i]), -limit), limit);
-        v[i] = a / (1.0f + expf(-a)) * b * __half2float(suh[(size_t)matrix * width + at + i]);
-    }
-    hadamard128(v);
-    __half2* out = (__half2*)(rotated + from);
-    out[0] = __floats2half2_rn(v[0], v[1]);
-    out[1] = __floats2half2_rn(v[2], v[3]);
-}
-
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
@@ -81,28 +40,6 @@ __device__ __forceinline__ u32 weights(u32 first, u32 second) {
     const u32 scale = 0x1EEE1EEEu, bias = 0xC931C931u;
     const __half2 w = __hfma2(*(const __half2*)&pair, *(const __half2*)&scale, *(const __half2*)&bias);
     return *(const u32*)&w;
-}
-
-// y fp16 [rows, outputs], a library's product with a decoded matrix -> rotated back and scaled, fp16 or fp32 (wide). Grid: (rows,
-// ceil(outputs / 512)), 128 threads.
-extern "C" __global__ void finish_chunk(const __half* y, const __half* svh, void* out, int outputs, int wide) {
-    wait_for_earlier();
-    const int block = blockIdx.y * 4 + (threadIdx.x >> 5), at = block * ROTATION + 4 * (threadIdx.x & 31);
-    if (block * ROTATION >= outputs) return;
-    const size_t from = (size_t)blockIdx.x * outputs + at;
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = __half2float(y[from + i]);
-    hadamard128(v);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] *= __half2float(svh[at + i]);
-    if (wide) {
-        *(float4*)((float*)out + from) = make_float4(v[0], v[1], v[2], v[3]);
-    } else {
-        __half2* to = (__half2*)((__half*)out + from);
-        to[0] = __floats2half2_rn(v[0], v[1]);
-        to[1] = __floats2half2_rn(v[2], v[3]);
-    }
 }
 
 // Only the first M tiles of 16 rows are multiplied.

@@ -1,0 +1,56 @@
+"""Absorbed latent attention of a prefill chunk on sm_90: fp16 queries and latents, fp32 sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+
+import torch
+
+from tandem.kernels.mla.cuda import DeviceCache
+from tandem.kernels.mla.triton import Where
+from tandem.kernels.nvrtc import KernelSource, kernel_module
+
+SOURCE = KernelSource(Path(__file__).parent / "csrc" / "mla_chunk.cu")
+_HEADS, _LATENT = 64, 512
+_SHARED_BYTES = 1024 + 3 * 64 * _LATENT * 2 + 2 * 64 * 64 * 2
+"""To align; queries, two blocks of tokens and their weights."""
+
+
+@dataclass(slots=True)
+class ChunkAttention:
+    """Launches for one card."""
+
+    device: torch.device
+    cache_dir: Path | None
+
+    def can(self, heads: int, cache: DeviceCache) -> bool:
+        """Whether card and model suit the kernel; ``triton.attend`` serves the others."""
+        hopper = torch.cuda.get_device_capability(self.device)[0] == 9
+        shape = heads % _HEADS == 0 and cache.latents.shape[1] == _LATENT
+        return hopper and shape and cache.scales is None
+
+    def attend(
+        self, q: torch.Tensor, cache: DeviceCache, where: Where, scale: float, out: torch.Tensor
+    ) -> None:
+        """q, out: fp16 [R, H, 512]; softmax(scale · q cᵀ) c over the tokens of ``where``."""
+        rows, heads, _ = q.shape
+        source = SOURCE.with_defines(PAGE=where.page_tokens, POOL=where.pool_tokens)
+        kernel_module(source, self.device, self.cache_dir).launch(
+            "attend_chunk",
+            (heads // _HEADS, rows, 1),
+            (384, 1, 1),
+            q,
+            cache.latents,
+            where.positions,
+            where.run_of_row,
+            where.page_tables,
+            where.chosen,
+            out,
+            heads,
+            where.page_tables.shape[1],
+            where.chosen.shape[1],
+            scale / log(2.0),
+            shared_bytes=_SHARED_BYTES,
+        )

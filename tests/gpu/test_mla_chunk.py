@@ -1,0 +1,81 @@
+"""A chunk's latent attention by warp-group products against the specification in fp32."""
+
+import pytest
+import torch
+
+from tandem.kernels.mla.chunk import ChunkAttention
+from tandem.kernels.mla.cuda import DeviceCache
+from tandem.kernels.mla.reference import latent_attention
+from tandem.kernels.mla.triton import Where
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+LATENT, PAGE, POOL, SCALE = 512, 256, 4, 0.0625
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel is Hopper's")
+    return ChunkAttention(torch.device("cuda", 0), tmp_path_factory.mktemp("cubin"))
+
+
+def cache_of(tokens):
+    latents = torch.full((tokens + PAGE, LATENT), float("nan"), dtype=torch.float16, device="cuda")
+    latents[PAGE:] = torch.randn(tokens, LATENT, device="cuda")  # page 0 belongs to nobody
+    nothing = torch.empty(0, device="cuda")
+    return DeviceCache(latents, None, nothing, nothing)
+
+
+def run(attention, q, cache, positions, pages, chosen):
+    device = q.device
+    where = Where(
+        torch.tensor(positions, dtype=torch.int32, device=device),
+        torch.zeros(len(positions), dtype=torch.int32, device=device),
+        torch.tensor([pages], dtype=torch.int32, device=device),
+        chosen,
+        PAGE,
+        POOL,
+    )
+    out = torch.full_like(q, float("nan"))
+    attention.attend(q, cache, where, SCALE, out)
+    return out
+
+
+@pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize("count", [16, 512])
+def test_equals_the_specification(attention, heads, count):
+    """Rows that see one token, a block's edge, all they have, and chosen pools with every length of tail."""
+    tokens = 12 * PAGE
+    positions = [0, 1, 62, 63, 64, 127, 128, 500, 2047, 2048, 2049, 2050, 2051, tokens - 1]
+    pages = (torch.randperm(12) + 1).tolist()
+    cache = cache_of(tokens)
+    q = (3 * torch.randn(len(positions), heads, LATENT, device="cuda")).half()
+    chosen = (
+        torch.stack([torch.randperm(max(count, (p + 1) // POOL))[:count] for p in positions]).int().cuda()
+    )
+    found = run(attention, q, cache, positions, pages, chosen)
+    for row, position in enumerate(positions):
+        pools = (position + 1) // POOL
+        seen = torch.arange(position + 1)
+        if pools > count:
+            first = chosen[row].cpu().long()[:, None] * POOL + torch.arange(POOL)
+            seen = torch.cat((first.flatten(), torch.arange(pools * POOL, position + 1)))
+        at = torch.tensor(pages)[seen // PAGE] * PAGE + seen % PAGE
+        expected = latent_attention(q[row : row + 1].float(), cache.latents[at.cuda()].float(), None, SCALE)
+        error = (found[row : row + 1].float() - expected).norm() / expected.norm()
+        assert error < 2e-3, (position, float(error))
+
+
+def test_a_rows_bits_are_its_own(attention):
+    tokens = 4 * PAGE
+    cache = cache_of(tokens)
+    positions = list(range(700, 1020, 5))
+    q = torch.randn(len(positions), 64, LATENT, device="cuda").half()
+    chosen = torch.stack([torch.randperm(175)[:64] for _ in positions]).int().cuda()
+    together = run(attention, q, cache, positions, [1, 2, 3, 4], chosen)
+    again = run(attention, q, cache, positions, [1, 2, 3, 4], chosen)
+    assert torch.equal(together, again)
+    for row in (0, 17, 63):
+        own = slice(row, row + 1)
+        alone = run(attention, q[own].contiguous(), cache, positions[own], [1, 2, 3, 4], chosen[own])
+        assert torch.equal(alone, together[own])
