@@ -12,7 +12,7 @@ from tandem.core.errors import ModelUnsupportedError, SettingsError
 from tandem.loader.base import TensorHeader
 from tandem.loader.safetensors import SafetensorsSource
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
-from tandem.models.glm5_next.cuda_sizes import ROW_COUNTS, workspace_bytes, workspace_bytes_per_token
+from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, workspace_bytes, workspace_bytes_per_token
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
 from tandem.models.glm5_next.rehearsal_spec import RELEASED, SMALL, SMALL_BITS
 from tandem.models.glm5_next.spec import footprint
@@ -98,4 +98,4 @@ def test_the_workspace_grows_with_the_chunk() -> None:
     assert sizes == sorted(sizes)
     # Measured at chunks of 8,192 and all steps up to 16 rows: 5.4 GiB (H200).
     assert 4.5 < sizes[-1] / 2**30 < 7
-    assert workspace_bytes_per_token(RELEASED, 2048) == 2048 + sum(ROW_COUNTS)
+    assert workspace_bytes_per_token(RELEASED, 2048) == 2048 + MAX_ROWS

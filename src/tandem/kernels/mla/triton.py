@@ -105,6 +105,9 @@ class Parts:
             torch.empty(rows, parts, heads, device=device),
         )
 
+    def first(self, rows: int) -> Parts:
+        return Parts(self.attended[:rows], self.maxima[:rows], self.totals[:rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Where:

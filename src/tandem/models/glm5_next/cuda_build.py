@@ -28,6 +28,7 @@ from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
 from tandem.models.glm5_next.cuda_rows import CapturedRows, RowsInput, RowsStep, Spare
 from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, ROW_COUNTS
 from tandem.models.glm5_next.cuda_stage import (
+    AttentionMemory,
     CacheRoom,
     DeviceStage,
     RowsProgram,
@@ -160,8 +161,9 @@ class _Capture:
     def _row_programs(self, scratch: Scratch) -> dict[int, RowsProgram]:
         trunk = dataclasses.replace(self._stage, head=None)
         programs: dict[int, RowsProgram] = {}
+        attention = AttentionMemory.empty(trunk, MAX_ROWS)
         for rows in ROW_COUNTS:
-            programs[rows] = RowsProgram(trunk, rows, self._inputs, scratch, self._cache_dir)
+            programs[rows] = RowsProgram(trunk, rows, self._inputs, scratch, self._cache_dir, attention)
             programs[rows].streams.values.zero_()
         return programs
 

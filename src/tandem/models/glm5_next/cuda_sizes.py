@@ -22,8 +22,8 @@ def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int) -> int:
 
 
 def workspace_bytes_per_token(spec: Glm5NextSpec, chunk_tokens: int) -> float:
-    """Scores fp32 of every pool that a row may see, for a chunk's rows and for those of every step."""
-    return 4 * (chunk_tokens + sum(ROW_COUNTS)) / spec.index_kpool
+    """Scores fp32 of every pool that a row may see, for a chunk's rows and a step's."""
+    return 4 * (chunk_tokens + MAX_ROWS) / spec.index_kpool
 
 
 def _chunk_row_bytes(spec: Glm5NextSpec) -> int:
@@ -45,10 +45,10 @@ def _decoded_bytes(spec: Glm5NextSpec, chunk_tokens: int) -> int:
 
 
 def _step_bytes(spec: Glm5NextSpec) -> int:
-    """Attention in parts, logits and streams of every step, and the products' shared scratch."""
+    """Attention in parts for 16 rows, streams and logits of every step, and the products' shared scratch."""
     parts = -(-(spec.index_topk + spec.index_kpool - 1) // PART_TOKENS)
     attended = 4 * (parts + 1) * spec.heads * spec.kv_lora_rank
-    row = attended + 4 * (2 * spec.residual_width + 2 * spec.vocab_size)
+    row = 4 * (2 * spec.residual_width + spec.vocab_size)
     pairs = MAX_ROWS * (spec.experts_per_token + spec.shared_experts)
     widest = max(spec.hidden_size, spec.expert_intermediate_size)
-    return sum(ROW_COUNTS) * row + 2 * 4 * 4 * pairs * 2 * widest
+    return MAX_ROWS * attended + sum(ROW_COUNTS) * row + 2 * 4 * 4 * pairs * 2 * widest

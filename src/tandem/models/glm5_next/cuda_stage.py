@@ -120,12 +120,43 @@ def _latent_cache(spec: Glm5NextSpec, room: CacheRoom, device: torch.device) -> 
     )
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionMemory:
+    """What latent attention of R rows leaves between its launches: by far the largest of a step's buffers."""
+
+    scores: torch.Tensor
+    """fp32 [R, most pools]."""
+    q: torch.Tensor
+    """fp32 [R, heads, latent]."""
+    parts: Parts
+
+    @classmethod
+    def empty(cls, stage: DeviceStage, rows: int) -> AttentionMemory:
+        spec, room, device = stage.spec, stage.room, stage.device
+        parts = parts_for(spec.index_topk // spec.index_kpool, spec.index_kpool, PART_TOKENS)
+        return cls(
+            torch.empty(rows, room.max_pages * room.page_tokens // spec.index_kpool, device=device),
+            torch.empty(rows, spec.heads, spec.kv_lora_rank, device=device),
+            Parts.empty(rows, parts, spec.heads, spec.kv_lora_rank, device),
+        )
+
+    def first(self, rows: int) -> AttentionMemory:
+        return AttentionMemory(self.scores[:rows], self.q[:rows], self.parts.first(rows))
+
+
 class RowsProgram:
     """The launches of one step of R rows. Results: ``streams.values`` and, with the head, ``logits``."""
 
     def __init__(
-        self, stage: DeviceStage, rows: int, inputs: RowsInput, scratch: Scratch, cache_dir: Path | None
+        self,
+        stage: DeviceStage,
+        rows: int,
+        inputs: RowsInput,
+        scratch: Scratch,
+        cache_dir: Path | None,
+        attention: AttentionMemory | None = None,
     ) -> None:
+        """``attention``: memory that programs which never run at the same time share; else one's own."""
         spec, room, device = stage.spec, stage.room, stage.device
         self._stage = stage
         self._rows = rows
@@ -164,11 +195,8 @@ class RowsProgram:
             room.page_tokens,
             spec.index_kpool,
         )
-        self._scores = torch.empty(rows, room.max_pages * room.page_tokens // spec.index_kpool, device=device)
-        self._parts = Parts.empty(
-            rows, parts_for(pools, spec.index_kpool, PART_TOKENS), spec.heads, spec.kv_lora_rank, device
-        )
-        self._q = torch.empty(rows, spec.heads, spec.kv_lora_rank, device=device)
+        attention = (attention or AttentionMemory.empty(stage, rows)).first(rows)
+        self._scores, self._q, self._parts = attention.scores, attention.q, attention.parts
         self._index_q = torch.empty(rows, spec.index_heads, spec.index_head_dim, device=device)
         self._small = torch.empty(
             rows * max(256 + spec.kda_heads, 256 + spec.index_heads, spec.num_experts), device=device
