@@ -14,7 +14,7 @@
 #ifndef STAGES
 #define STAGES 5
 #endif
-#define AHEAD 1   // products in flight while a warp group decodes
+#define AHEAD 2   // products in flight while a warp group decodes
 #define ROWS 128  // of a block, at most
 #define OUTPUTS 256
 #define STEP 64  // inputs of a stage: 128 bytes a row, one swizzled line
@@ -61,7 +61,6 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS / 2], const Operands
     const Tile ring;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const unsigned own = from.tile_stages + warp * 4 * Tile::words;
-    u32 a[AHEAD + 1][4];
     for (int k = 0, stage = 0, parity = 0; k < from.k_steps; k++) {
         wait(from.full + stage, parity);
         const unsigned tile = own + stage * TILE_STAGE_BYTES;
@@ -77,11 +76,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS / 2], const Operands
             u32 windows[Tile::size], w[4];
             ring.align(windows, loaded[t]);
             decode<CODEBOOK, HALVES>(w, windows);
-            u32(&registers)[4] = a[t % (AHEAD + 1)];
-            registers[0] = w[0];
-            registers[1] = w[2];
-            registers[2] = w[1];
-            registers[3] = w[3];
+            const u32 registers[4] = {w[0], w[2], w[1], w[3]};  // the compiler keeps those of products in flight
             begin_products();
             product<N>(sums, registers, rows + 2 * t);
             commit_products();
