@@ -64,12 +64,11 @@ def plan_of(
     page_tokens: int = PAGE_TOKENS,
     slots: int = SLOTS,
 ) -> Plan:
-    """Stages cut before the given layers; on a CUDA card all of them on the first."""
+    """Stages cut before the given layers, on cards of their own as far as there are CUDA cards."""
     bounds = [0, *cuts, spec.num_layers]
+    cards = torch.cuda.device_count() if kind == "cuda" else len(bounds)
     stages = tuple(
-        StagePlan(
-            Card(kind, i if kind == "cpu" else 0, 1 << 40), first, end, first == 0, end == spec.num_layers
-        )
+        StagePlan(Card(kind, i % cards, 1 << 40), first, end, first == 0, end == spec.num_layers)
         for i, (first, end) in enumerate(pairwise(bounds))
     )
     return Plan(

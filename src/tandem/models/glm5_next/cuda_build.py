@@ -99,6 +99,7 @@ class _Capture:
         self._cache_dir = cache_dir
         self._spare = Spare(stage.room.max_slots, stage.room.total_pages)
         self._graph_bytes = 0
+        self._stream = torch.cuda.Stream(stage.device)  # type: ignore[no-untyped-call]
         self._inputs = RowsInput.empty(stage.room.max_pages, stage.device)
         self._inputs.slots.fill_(self._spare.slot)
         self._inputs.page_tables.fill_(self._spare.page)
@@ -184,8 +185,8 @@ class _Capture:
         torch.cuda.synchronize(device)
         free = torch.cuda.mem_get_info(device)[0]
         graph = torch.cuda.CUDAGraph()
-        # Other stages may be at work on their threads.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # torch's own capture stream is of the first card that ever captured; other stages may be at work.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             program.run()
         graph.replay()
         torch.cuda.synchronize(device)
