@@ -5,8 +5,8 @@ import torch
 
 from tandem.kernels.mla.chunk import ChunkAttention
 from tandem.kernels.mla.cuda import DeviceCache
+from tandem.kernels.mla.operands import Where
 from tandem.kernels.mla.reference import latent_attention
-from tandem.kernels.mla.triton import Where
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 LATENT, PAGE, POOL, SCALE = 512, 256, 4, 0.0625

@@ -18,7 +18,8 @@ from tandem.kernels.indexer import reference as indexer
 from tandem.kernels.latent_q8 import reference as q8
 from tandem.kernels.mla import reference
 from tandem.kernels.mla.cuda import SOURCE, DeviceCache, MlaRows, MlaStepWeights
-from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
+from tandem.kernels.mla.operands import Parts, Where, parts_for
+from tandem.kernels.mla.triton import attend
 
 pytestmark = NEEDS_CARD
 HEADS, INDEX_HEADS, Q, N, L = 16, 4, 384, 128, 256

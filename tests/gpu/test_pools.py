@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds")
 from tandem.kernels.indexer.cuda import TopPools
 from tandem.kernels.indexer.reference import score_pools, select_pools
 from tandem.kernels.indexer.triton import score
-from tandem.kernels.mla.triton import Where
+from tandem.kernels.mla.operands import Where
 
 pytestmark = NEEDS_CARD
 POOL, PAGE, D = 4, 64, 128

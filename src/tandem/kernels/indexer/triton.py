@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.kernels.mla.triton import Where
+from tandem.kernels.mla.operands import Where
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.mla.cuda import DeviceCache
-from tandem.kernels.mla.triton import Where
+from tandem.kernels.mla.operands import Where
 from tandem.kernels.nvrtc import KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "mla_chunk.cu")

@@ -12,7 +12,7 @@ import torch
 
 from tandem.kernels.exl3.operands import Exl3Stack, Inputs, Sums
 from tandem.kernels.exl3.reference import ROTATION
-from tandem.kernels.mla.triton import Parts, Where
+from tandem.kernels.mla.operands import Parts, Where
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "mla_rows.cu")

@@ -23,7 +23,8 @@ from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.kernels.latent_q8 import reference as q8
 from tandem.kernels.mla.chunk import ChunkAttention
 from tandem.kernels.mla.cuda import DeviceCache
-from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
+from tandem.kernels.mla.operands import Parts, Where, parts_for
+from tandem.kernels.mla.triton import attend
 from tandem.kernels.moe.chunk import ChunkRouter
 from tandem.kernels.nvrtc import KernelModule, kernel_module
 from tandem.models.glm5_next.cuda_head import DeviceHead

@@ -21,7 +21,8 @@ from tandem.kernels.indexer.triton import score
 from tandem.kernels.kda.cuda import DeviceSlots, KdaRows, Runs
 from tandem.kernels.linear.cuda import DenseRows
 from tandem.kernels.mla.cuda import DeviceCache, MlaRows
-from tandem.kernels.mla.triton import Parts, Where, attend, parts_for
+from tandem.kernels.mla.operands import Parts, Where, parts_for
+from tandem.kernels.mla.triton import attend
 from tandem.kernels.moe.cuda import Rotation, Router, Routing
 from tandem.models.glm5_next.cuda_head import DeviceHead, HeadProgram
 from tandem.models.glm5_next.cuda_rows import RowsInput
