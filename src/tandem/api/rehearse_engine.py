@@ -16,6 +16,7 @@ from tandem.api.card_defaults import defaults_for
 from tandem.api.load import footprint_of
 from tandem.core.batch import Batch, Run, RunKind, SequenceSpec
 from tandem.core.cards import CardRequest, format_cards
+from tandem.core.errors import EngineFault
 from tandem.core.machine import usable_processors
 from tandem.core.plan import Card, MemoryTerm
 from tandem.core.protocols import StepEngine
@@ -101,7 +102,9 @@ class _Steps:
 
     def _submit(self, runs: Sequence[Run]) -> None:
         self.number += 1
-        self.engine.submit(Batch(self.number, tuple(runs))).result(_RESULT_S)
+        result = self.engine.submit(Batch(self.number, tuple(runs))).result(_RESULT_S)
+        if result.faults:
+            raise EngineFault(f"A rehearsed step failed: {result.faults[0].message}")
 
 
 def rehearse_engine(
@@ -113,7 +116,8 @@ def rehearse_engine(
 ) -> dict[str, object]:
     """Load, measure, and return the record: cards, steps, and bytes by term, planned and measured.
 
-    Raises UserError subclasses for cards that cannot hold or compute it.
+    Raises UserError subclasses for cards that cannot hold or compute it, EngineFault for logits that make no
+    sense.
     """
     begin = time.perf_counter()
     usual = defaults_for(cards)
