@@ -25,6 +25,7 @@ class ScriptedEngine:
         self.limits = EngineLimits(**(values | changes))
         self.answer = answer
         self.runs = []
+        self.steps = []
         self.open = 0
 
     def open_sequence(self, slot, spec):
@@ -34,17 +35,22 @@ class ScriptedEngine:
         self.open -= 1
 
     def submit(self, batch):
-        (run,) = batch.runs
-        assert run.start + len(run.tokens) <= min(
-            len(run.pages) * self.limits.page_tokens, self.limits.context_tokens
-        )
-        self.runs.append(run)
+        assert batch.step == len(self.steps)
+        self.steps.append([len(run.tokens) for run in batch.runs])
+        sampled, faults = [], []
+        for run in batch.runs:
+            assert run.start + len(run.tokens) <= min(
+                len(run.pages) * self.limits.page_tokens, self.limits.context_tokens
+            )
+            assert max(run.pages) < self.limits.total_pages
+            self.runs.append(run)
+            answer = self.answer(run)
+            if isinstance(answer, str):
+                faults.append(SlotFault(run.slot, answer))
+            else:
+                sampled.append(Sampled(run.slot, (answer,), (None,)))
         future = Future()
-        answer = self.answer(run)
-        if isinstance(answer, str):
-            future.set_result(StepResult(batch.step, (), (SlotFault(0, answer),)))
-        else:
-            future.set_result(StepResult(batch.step, (Sampled(0, (answer,), (None,)),)))
+        future.set_result(StepResult(batch.step, tuple(sampled), tuple(faults)))
         return future
 
 
@@ -54,6 +60,15 @@ def test_a_healthy_engine_passes_after_prefill_and_rows_of_every_size():
     kinds = {(run.kind, len(run.tokens)) for run in engine.runs}
     assert {size for kind, size in kinds if kind is RunKind.ROWS} == {16, 8, 4, 2, 1}
     assert any(kind is RunKind.PREFILL for kind, _ in kinds)
+    assert engine.open == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 8, 64])
+def test_as_many_sequences_run_side_by_side_as_there_are_slots(slots):
+    engine = ScriptedEngine(lambda run: sum(run.tokens) % 97, max_slots=slots)
+    warm_up(engine, 1000)
+    together = {len(step) for step in engine.steps}
+    assert together == {1} | {min(streams, slots) for streams in (8, 4, 2)}
     assert engine.open == 0
 
 
