@@ -44,12 +44,18 @@ def release_free_memory() -> None:
     needed again comes back from the system's file cache.
     """
     gc.collect()
+    trim_heap()
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
     if hasattr(libc, "madvise"):
         for start, size_bytes in _clean_file_mappings():
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes), _MADV_DONTNEED)
+
+
+def trim_heap() -> None:
+    """Give freed heap back to the system; takes milliseconds and lets other threads run."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _clean_file_mappings() -> list[tuple[int, int]]:

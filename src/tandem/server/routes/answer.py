@@ -14,6 +14,8 @@ from starlette.responses import JSONResponse, Response
 from tandem.api import Service
 from tandem.core.log import get_logger
 from tandem.core.outputs import Delta
+from tandem.core.plan import KIB
+from tandem.core.process import trim_heap
 from tandem.server.accounting import timings_of, usage_of
 from tandem.server.body import read_body
 from tandem.server.config import ServerConfig
@@ -26,6 +28,8 @@ from tandem.text.tokenizer import Tokenizer
 
 _log = get_logger("server")
 CLIENT_CLOSED_REQUEST = 499
+LARGE_BODY_BYTES = 128 * KIB
+"""Tokenizing so much leaves tens of MiB of freed memory with the allocator, which keeps it unless told."""
 
 Prepare = Callable[[Service, ServerConfig, bytes], Prepared]
 MakeShape = Callable[[Prepared, Tokenizer], AnswerShape]
@@ -43,7 +47,7 @@ async def answer(
     try:
         body = await read_body(request, context.config.max_body_bytes)
         context.monitor.require_ready()
-        prepared = await context.off_loop(partial(prepare, context.service, context.config, body))
+        prepared = await context.off_loop(partial(_prepare, prepare, context, body))
         shape = make_shape(prepared, context.service.text.tokenizer)
         generation = Generation(context.service, prepared.choices, context.metrics)
         close = partial(_close, context, generation, prepared)
@@ -58,6 +62,14 @@ async def answer(
             raise
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def _prepare(prepare: Prepare, context: ServerContext, body: bytes) -> Prepared:
+    try:
+        return prepare(context.service, context.config, body)
+    finally:
+        if len(body) >= LARGE_BODY_BYTES:
+            trim_heap()
 
 
 async def _stream(
