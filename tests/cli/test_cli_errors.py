@@ -52,6 +52,7 @@ def failing_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], N
         (["rehearse", "--scale", "medium"], "--scale cannot be read; found: medium; try: full or small"),
         (["rehearse", "--kv", "fp32"], "--kv cannot be read; found: fp32; try: fp16 or q8"),
         (["rehearse", "--cards", "cpu:1"], "at full scale runs on one CUDA card; found: cpu:1"),
+        (["rehearse"], "Card cuda:0 was asked for; found:"),
         (["rehearse", "--recipe", "other"], "Only GLM-5.3-Flash can be rehearsed; found: other"),
         (["serve", "--host", "0.0.0.0"], "Refusing to listen on 0.0.0.0"),
         (["serve", "--port", "70000"], "The port must be between 0 and 65535"),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from tandem.api.rehearsal_plan import PAGE_TOKENS, SLOTS, RehearsalPlan
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.kernels.nvrtc import compile_together, noting_launches
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
@@ -29,10 +30,8 @@ from tandem.models.glm5_next.cuda_stage import (
 from tandem.models.glm5_next.cuda_weights import DeviceReader
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
-from tandem.models.glm5_next.spec import footprint
 from tandem.planner.geometry import BitWidths
 
-PAGE_TOKENS = 256
 _WARM_UP, _REPEATS, _PREFILL_REPEATS = 3, 15, 3
 
 
@@ -185,19 +184,10 @@ class Rehearsal:
 
 
 def rehearse(
-    spec: Glm5NextSpec,
-    bits: BitWidths,
-    context_tokens: int,
-    cache_format: str,
-    device: torch.device,
-    cache_dir: Path | None,
+    spec: Glm5NextSpec, bits: BitWidths, plan: RehearsalPlan, device: torch.device, cache_dir: Path | None
 ) -> dict[str, object]:
-    """Build, measure, and return the record: card, steps, and bytes by term, planned and measured.
-
-    ``cache_format``: fp16 or q8.
-    """
-    pages = -(-context_tokens // PAGE_TOKENS)
-    room = CacheRoom(pages, PAGE_TOKENS, 8, pages, eight_bit=cache_format == "q8")
+    """Build, measure, and return the record: card, steps, and bytes by term, planned and measured."""
+    room = CacheRoom(plan.pages, PAGE_TOKENS, SLOTS, plan.pages, eight_bit=plan.cache_format == "q8")
     torch.empty(0, device=device)  # the driver context must be there before it is asked
     torch.cuda.reset_peak_memory_stats(device)
     rehearsal = Rehearsal.build(spec, bits, room, device, cache_dir)
@@ -205,29 +195,18 @@ def rehearse(
     resident = torch.cuda.memory_allocated(device)
     steps = rehearsal.measure(STEPS)
     for chunk in (2048, 4096, 8192):
-        if context_tokens >= 8192:
-            steps[f"prefill_8192_c{chunk}_tps"] = rehearsal.prefill(8192, chunk)
-    source = RandomCheckpoint(spec, bits, device)
-    headers = {name: source.header(name) for name in source.names()}
-    planned = footprint(spec, headers, chunk_tokens=4096, cache_dtype=cache_format, card_kind="cuda")
-    planned_weights = sum(planned.layer_weight_bytes) + planned.embedding_bytes + planned.head_bytes
-    planned_caches = round(
-        sum(
-            cache.bytes_per_token * pages * PAGE_TOKENS + cache.bytes_per_sequence * room.max_slots
-            for cache in planned.layer_cache
-        )
-    )
+        steps[f"prefill_8192_c{chunk}_tps"] = rehearsal.prefill(8192, chunk)
     return {
         "model": "glm-5.3-flash" if spec.num_layers == 45 else "glm small",
         "card": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "weights": "random, EXL3 mul1",
-        "context_tokens": pages * PAGE_TOKENS,
-        "cache_format": cache_format,
+        "context_tokens": plan.context_tokens,
+        "cache_format": plan.cache_format,
         "load_seconds": round(rehearsal.load_seconds, 1),
         "steps": steps,
         "memory": {
-            "planned": {"weights": planned_weights, "caches": planned_caches},
+            "planned": {"weights": plan.weights_bytes, "caches": plan.caches_bytes},
             "measured": {
                 "weights": stage.weight_bytes,
                 "caches": stage.cache_bytes,

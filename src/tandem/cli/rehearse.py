@@ -97,14 +97,17 @@ def _full(cards: str, context_tokens: int, cache_format: str) -> dict[str, objec
     import torch
 
     from tandem.api.cuda_cards import free_cuda_bytes
-    from tandem.api.rehearse import rehearse as run
+    from tandem.api.rehearsal_plan import plan_rehearsal
     from tandem.core.settings import read_environment
     from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS
 
-    free_cuda_bytes(0)
-    cache_dir = read_environment().cache_dir
-    device = torch.device("cuda", 0)
-    return run(RELEASED, RELEASED_BITS, context_tokens, cache_format, device, cache_dir)
+    free_bytes = free_cuda_bytes(0)
+    plan = plan_rehearsal(RELEASED, RELEASED_BITS, context_tokens, cache_format)
+    plan.check(free_bytes)
+
+    from tandem.api.rehearse import rehearse as run  # after the checks: it imports Triton
+
+    return run(RELEASED, RELEASED_BITS, plan, torch.device("cuda", 0), read_environment().cache_dir)
 
 
 def _small(cards: str) -> dict[str, object]:

@@ -1,0 +1,20 @@
+"""A rehearsal at full scale is refused before memory is taken."""
+
+import pytest
+
+from tandem.api.rehearsal_plan import plan_rehearsal
+from tandem.core.errors import BudgetError
+from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(("cache_format", "caches_bytes"), [("fp16", 4_980_678_656), ("q8", 3_574_931_456)])
+def test_terms_and_refusal(cache_format, caches_bytes):
+    """The bytes are those of the record of 2026-11-30, where 0.2 % more was measured."""
+    plan = plan_rehearsal(RELEASED, RELEASED_BITS, 266_000, cache_format)
+    assert plan.context_tokens == 266_240
+    assert (plan.weights_bytes, plan.caches_bytes) == (121_754_132_216, caches_bytes)
+    plan.check(139 * GIB)
+    with pytest.raises(BudgetError, match=r"266,240 tokens needs 12\d\..*; found: 64.00 GiB free"):
+        plan.check(64 * GIB)
