@@ -23,6 +23,7 @@ from cli_outcome import Tandem
 from tandem.api import ModelCard
 from tandem.cli.serve import _print_ready, shown_value
 from tandem.core.cards import parse_cards
+from tandem.core.requests import SamplingDefaults
 from tandem.server.config import ServerConfig
 
 # The real cache: compiled kernels and the demo model are kept there between runs.
@@ -227,9 +228,11 @@ def test_a_model_without_template_says_so_when_it_is_ready(
 ) -> None:
     """Case N6."""
     service: Any = SimpleNamespace(
-        card=ModelCard("tiny", 0, 64), text=SimpleNamespace(chat_unavailable=unavailable)
+        card=ModelCard("tiny", 0, 64),
+        text=SimpleNamespace(chat_unavailable=unavailable, sampling=SamplingDefaults(top_k=20)),
     )
     _print_ready(service, ServerConfig(), "http://127.0.0.1:1")
     said = capsys.readouterr().err
     assert all(part in said for part in expected)
     assert ("Chat is off" in said) == (unavailable is not None)
+    assert "Where a request is silent: top_k 20, as the model's makers recommend." in said

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from harness import JSON, MODEL, Opens, StubServer, assert_error
 from stub_model import GLM_TEMPLATE
+
+from tandem.core.requests import SamplingDefaults
 
 pytestmark = pytest.mark.anyio
 
@@ -248,6 +251,17 @@ async def test_sampling_reaches_the_engine(server: StubServer) -> None:
     spec = server.engine.sampling[-1]
     assert spec.sampling.top_k == 0
     assert spec.stop_token_ids == {66} | server.service.text.eos_token_ids
+
+
+async def test_what_a_request_leaves_out_is_the_models_own(server: StubServer) -> None:
+    server.service.text.sampling = SamplingDefaults(0.6, 0.95, 20, 0.1, 1.05)
+    await server.chat(temperature=None)
+    sampling = server.engine.sampling[-1].sampling
+    own = {name: getattr(sampling, name) for name in asdict(SamplingDefaults())}
+    assert own == asdict(SamplingDefaults(0.6, 0.95, 20, 0.1, 1.05))
+    await server.chat(temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
+    assert server.engine.sampling[-1].sampling.temperature == 0
+    assert server.engine.sampling[-1].sampling.top_k == 0
 
 
 async def test_errors_do_not_echo_long_input(server: StubServer) -> None:

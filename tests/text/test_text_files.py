@@ -9,6 +9,7 @@ import pytest
 import text_toy as toy
 
 from tandem.core.errors import ModelDamagedError, ModelNotFoundError, ModelUnsupportedError, RequestError
+from tandem.core.requests import SamplingDefaults
 from tandem.text.bundle import TextBundle
 
 
@@ -89,6 +90,29 @@ def test_b7_end_tokens_come_from_every_file(tmp_path: Path) -> None:
     known = {bundle.tokenizer.token_id(name) for name in names}
     assert bundle.eos_token_ids >= {300, 301, 302, 303} | known
     assert bundle.tokenizer.token_id("<think>") not in bundle.eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (
+            {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": True},
+            SamplingDefaults(0.6, 0.95, 20),
+        ),
+        ({"repetition_penalty": 1.05, "min_p": 0}, SamplingDefaults(repetition_penalty=1.05)),
+        (
+            {"temperature": None, "top_p": "0.9", "top_k": -1, "min_p": 3, "repetition_penalty": True},
+            SamplingDefaults(),
+        ),
+        ({}, SamplingDefaults()),
+    ],
+)
+def test_sampling_defaults_are_the_makers(
+    tmp_path: Path, written: dict[str, object], expected: SamplingDefaults
+) -> None:
+    folder = toy.write_folder(tmp_path, None)
+    (folder / "generation_config.json").write_text(json.dumps(written), encoding="utf-8")
+    assert TextBundle.from_folder(folder).sampling == expected
 
 
 def test_the_models_vocabulary_may_be_larger(tmp_path: Path) -> None:

@@ -266,8 +266,12 @@ def open_service(options: LoadOptions, environment: Environment, progress: Progr
 
 
 def _open_text(location: ModelLocation, options: LoadOptions) -> TextBundle:
-    opener = TextBundle.from_gguf if location.kind == "gguf" else TextBundle.from_folder
-    return opener(location.path, reasoning_format=options.reasoning_format, tool_format=options.tool_format)
+    reasoning, tools = options.reasoning_format, options.tool_format
+    if location.kind == "folder":
+        return TextBundle.from_folder(location.path, reasoning_format=reasoning, tool_format=tools)
+    return TextBundle.from_gguf(
+        location.path, sampling=location.sampling, reasoning_format=reasoning, tool_format=tools
+    )
 
 
 def _model_card(prepared: PreparedModel, weight_bytes: int) -> ModelCard:

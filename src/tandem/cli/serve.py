@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,7 @@ from tandem.core.errors import SettingsError
 from tandem.core.log import configure_logging
 from tandem.core.options import LoadOptions, Resolved, SettingsLayer, resolve_options
 from tandem.core.plan import format_bytes
+from tandem.core.requests import SamplingDefaults
 from tandem.core.settings import LOG_LEVELS, Environment, read_environment, read_serve_variables
 from tandem.server.config import ServerConfig
 
@@ -375,5 +377,10 @@ def _print_ready(service: Service, config: ServerConfig, url: str) -> None:
         markup=False,
         soft_wrap=True,
     )
+    chosen = asdict(service.text.sampling)
+    own = [f"{name} {value:g}" for name, value in chosen.items() if value != asdict(SamplingDefaults())[name]]
+    if own:
+        line = f"Where a request is silent: {', '.join(own)}, as the model's makers recommend."
+        notices().print(line, markup=False, soft_wrap=True)
     if unavailable:
         notices().print(f"Chat is off: {unavailable}", markup=False, style="yellow", soft_wrap=True)

@@ -47,6 +47,17 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request that says nothing gets: what the model's makers recommend, else OpenAI's values."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. ``n`` choices of one HTTP request are n of these."""
 

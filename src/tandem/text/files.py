@@ -11,6 +11,7 @@ from typing import Any
 from tandem.core.damage import likely_cause, read_head, remedy_for
 from tandem.core.errors import ModelDamagedError, ModelNotFoundError
 from tandem.core.gguf import read_gguf_header
+from tandem.core.requests import SamplingDefaults
 from tandem.text.gguf_tokenizer import tokenizer_from_gguf
 from tandem.text.tokenizer import Tokenizer
 
@@ -30,6 +31,15 @@ _END_TOKENS = (
 )
 """Control tokens that end a turn in every model that has them (a role's marker begins another turn)."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+_DEFAULT_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 10.0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,8 @@ class ModelText:
     """What to say where ``template`` is None."""
     special_tokens: dict[str, str] = field(default_factory=dict)
     """bos_token, eos_token …: variables of chat templates."""
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """From generation_config.json."""
 
 
 def read_folder(folder: Path) -> ModelText:
@@ -91,6 +103,7 @@ def read_folder(folder: Path) -> ModelText:
         template=_folder_template(folder, settings),
         template_missing=f"{folder} has no chat_template.jinja and no chat_template in tokenizer_config.json",
         special_tokens=special,
+        sampling=_sampling_defaults(generation),
     )
 
 
@@ -174,6 +187,19 @@ def _neighbours(folder: Path) -> str:
         return "tokenizer.model alone, the older format"
     names = sorted(path.name for path in folder.iterdir())
     return ", ".join(names[:8]) + (" …" if len(names) > 8 else "") or "an empty folder"
+
+
+def _sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
+    """Values within a request's ranges; others are left to OpenAI's, as some files hold nulls or nonsense."""
+    found = {
+        name: value
+        for name, (least, most) in _DEFAULT_RANGES.items()
+        if isinstance(value := generation.get(name), int | float)
+        and not isinstance(value, bool)
+        and least <= value <= most
+    }
+    top_k = found.pop("top_k", 0)
+    return SamplingDefaults(top_k=int(top_k), **found)
 
 
 def _token_text(value: Any) -> str | None:
