@@ -235,4 +235,4 @@ def test_a_model_without_template_says_so_when_it_is_ready(
     said = capsys.readouterr().err
     assert all(part in said for part in expected)
     assert ("Chat is off" in said) == (unavailable is not None)
-    assert "Where a request is silent: top_k 20, as the model's makers recommend." in said
+    assert "Where a request is silent: top_k 20." in said

@@ -380,7 +380,6 @@ def _print_ready(service: Service, config: ServerConfig, url: str) -> None:
     chosen = asdict(service.text.sampling)
     own = [f"{name} {value:g}" for name, value in chosen.items() if value != asdict(SamplingDefaults())[name]]
     if own:
-        line = f"Where a request is silent: {', '.join(own)}, as the model's makers recommend."
-        notices().print(line, markup=False, soft_wrap=True)
+        notices().print(f"Where a request is silent: {', '.join(own)}.", markup=False, soft_wrap=True)
     if unavailable:
         notices().print(f"Chat is off: {unavailable}", markup=False, style="yellow", soft_wrap=True)

@@ -48,7 +48,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request that says nothing gets: what the model's makers recommend, else OpenAI's values."""
+    """What a request that says nothing gets: what the model brings along, else OpenAI's values."""
 
     temperature: float = 1.0
     top_p: float = 1.0

