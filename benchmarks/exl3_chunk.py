@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.exl3 import routed
-from tandem.kernels.exl3.chunk import Blocks, Exl3Chunk
+from tandem.kernels.exl3.blocks import Blocks
+from tandem.kernels.exl3.chunk import Exl3Chunk
 from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack
 from tandem.kernels.nvrtc import KernelSource
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from types import TracebackType
 from typing import Literal
 
 import torch
+from tests.glm.answer import Answer
 
 from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.core.plan import Card, MemoryTerm, Plan, StagePlan
-from tandem.core.requests import Finish, FinishReason, GenerationRequest, SamplingParams, TokenOutput
+from tandem.core.requests import GenerationRequest, SamplingParams
 from tandem.engine.build import build_engine
 from tandem.loader.base import TensorSource
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
@@ -24,34 +24,6 @@ from tandem.scheduler.loop import Scheduler
 
 PAGE_TOKENS, CHUNK, PAGES, SLOTS = 16, 64, 192, 8
 GREEDY = SamplingParams(temperature=0.0)
-
-
-class Answer:
-    """One request's sink. Reading ``tokens`` waits for its end."""
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._finish: Finish | None = None
-        self._done = threading.Event()
-
-    def on_token(self, output: TokenOutput) -> FinishReason | None:
-        self._tokens.append(output.token_id)
-        return None
-
-    def on_finish(self, finish: Finish) -> None:
-        self._finish = finish
-        self._done.set()
-
-    @property
-    def finish(self) -> Finish:
-        assert self._done.wait(120)
-        assert self._finish is not None
-        return self._finish
-
-    @property
-    def tokens(self) -> list[int]:
-        assert self.finish.error is None, self.finish.error
-        return self._tokens
 
 
 def plan_of(

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tests.gpu.test_exl3_rows import exact, random_matrix
 
-from tandem.kernels.exl3.chunk import LIBRARY_ROWS, Blocks, Exl3Chunk
+from tandem.kernels.exl3.blocks import Blocks
+from tandem.kernels.exl3.chunk import LIBRARY_ROWS, Exl3Chunk
 from tandem.kernels.exl3.operands import Exl3Stack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]

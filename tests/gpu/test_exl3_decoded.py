@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, poisoned, relative_error
 from tests.gpu.test_exl3_rows import run
 
-from tandem.kernels.exl3.chunk import LIBRARY_ROWS, Blocks, Exl3Chunk
+from tandem.kernels.exl3.blocks import Blocks
+from tandem.kernels.exl3.chunk import LIBRARY_ROWS, Exl3Chunk
 from tandem.kernels.exl3.cuda import ROW_BUCKETS, Exl3Rows
 from tandem.kernels.exl3.decoded import DecodedChunk
 from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack, Form, Jobs

@@ -7,7 +7,8 @@ import torch
 from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD, in_rows, poisoned, relative_error
 from tests.gpu.left_sums import meaning, random_sums
 
-from tandem.kernels.exl3.chunk import Blocks, Exl3Chunk
+from tandem.kernels.exl3.blocks import Blocks
+from tandem.kernels.exl3.chunk import Exl3Chunk
 from tandem.kernels.exl3.cuda import Exl3Rows
 from tandem.kernels.exl3.operands import Exl3Matrix, Exl3Stack, Inputs, Jobs
 from tandem.kernels.hadamard.reference import hadamard

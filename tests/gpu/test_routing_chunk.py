@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.gpu.cards import CUBINS, DEVICE, NEEDS_CARD
 
-from tandem.kernels.exl3.chunk import Blocks
+from tandem.kernels.exl3.blocks import Blocks
 from tandem.kernels.moe.chunk import ChunkRouter
 from tandem.kernels.moe.reference import route
 

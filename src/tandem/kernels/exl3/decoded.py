@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.kernels.exl3.blocks import TILE_OUTPUTS, TILE_SHARED_BYTES, Blocks, tiles_of
 from tandem.kernels.exl3.operands import PLAIN, Exl3Stack, Form, Inputs, Jobs, Sums
 from tandem.kernels.exl3.reference import CODEBOOKS
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
-
-if TYPE_CHECKING:
-    from tandem.kernels.exl3.chunk import Blocks
 
 ROWS_SOURCE = KernelSource(Path(__file__).parent / "csrc" / "decoded_rows.cu")
 CHUNK_SOURCE = KernelSource(Path(__file__).parent / "csrc" / "decoded_chunk.cu")
@@ -35,8 +32,6 @@ _WANTED_BLOCKS = 264
 _USUAL_EXPERTS = 8
 _CODEBOOKS = (*CODEBOOKS, PLAIN)
 """By their number in decoded.cuh."""
-_CHUNK_OUTPUTS = 128
-_CHUNK_SHARED_BYTES = 64 * 132 * 4
 
 
 def forms_macro(forms: tuple[Form, ...]) -> str:
@@ -112,33 +107,16 @@ class DecodedChunk:
         self, rotated: torch.Tensor, stack: Exl3Stack, blocks: Blocks, outputs: tuple[torch.Tensor, ...]
     ) -> None:
         """rotated fp16 [G, P, k] -> outputs, one a group (at most two), fp16 or fp32 [P, n]."""
-        first, last = outputs[0], outputs[-1]
-        columns, rows = -(-stack.widest // _CHUNK_OUTPUTS), blocks.matrix.numel()
-        rows_first = blocks.pair_row is None
         self._module(stack).launch(
             "decoded_chunk",
-            (rows, columns, stack.groups) if rows_first else (columns, rows, stack.groups),
-            (128, 1, 1),
+            *tiles_of(stack, blocks),
             stack.addresses,
             stack.form_of,
             stack.offset_addresses,
             rotated,
-            blocks.matrix,
-            blocks.start,
-            blocks.end,
-            blocks.count,
-            stack.svh[0],
-            stack.svh[-1],
-            first,
-            last,
-            stack.inputs,
-            stack.outputs[0],
-            stack.outputs[-1],
-            stack.matrices,
-            rotated.shape[1],
-            int(first.dtype == torch.float32),
-            int(rows_first),
-            shared_bytes=_CHUNK_SHARED_BYTES,
+            *blocks.arguments(stack, outputs),
+            int(blocks.pair_row is None),
+            shared_bytes=TILE_SHARED_BYTES,
         )
 
     def decode(self, stack: Exl3Stack, matrix: int, out: torch.Tensor) -> None:
@@ -146,7 +124,7 @@ class DecodedChunk:
         inputs, outputs = out.shape
         self._module(stack).launch(
             "decode_matrix",
-            (outputs // _CHUNK_OUTPUTS, inputs // 16, 1),
+            (outputs // TILE_OUTPUTS, inputs // 16, 1),
             (256, 1, 1),
             stack.addresses[matrix:],
             out,

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.kernels.exl3.blocks import BLOCK_ROWS, Blocks
 from tandem.kernels.exl3.decoded import forms_macro
 from tandem.kernels.exl3.operands import Exl3Stack
 from tandem.kernels.nvrtc import KernelSource, kernel_module
 
-if TYPE_CHECKING:
-    from tandem.kernels.exl3.chunk import Blocks
-
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "routed_chunk.cu")
 """For sm_90a."""
-_ROWS, _STEP, _OUTPUTS, _THREADS, _MOST_STAGES = 128, 64, 256, 640, 5
+_STEP, _OUTPUTS, _THREADS, _MOST_STAGES = 64, 256, 640, 5
 _SHARED_BYTES = 226 * 1024
 
 
@@ -42,9 +39,8 @@ class RoutedChunk:
         """rotated fp16 [G, k/64, P/8, 8, 64], swizzled -> outputs, one a group (at most two), fp16 or fp32
         [P, n].
         """
-        first, last = outputs[0], outputs[-1]
         halves = max(int(2 * form.bits) for form in stack.forms)
-        stage, sums = _ROWS * _STEP * 2 + _STEP // 16 * _OUTPUTS * halves, 2 * _ROWS * 132 * 4
+        stage, sums = BLOCK_ROWS * _STEP * 2 + _STEP // 16 * _OUTPUTS * halves, 2 * BLOCK_ROWS * 132 * 4
         stages = min(_MOST_STAGES, (_SHARED_BYTES - 1024) // stage)
         source = SOURCE.with_defines(FORMS=forms_macro(stack.forms), MOST_HALVES=halves, STAGES=stages)
         kernel_module(source, self.device, self.cache_dir).launch(
@@ -55,19 +51,6 @@ class RoutedChunk:
             stack.form_of,
             stack.offset_addresses,
             rotated,
-            blocks.matrix,
-            blocks.start,
-            blocks.end,
-            blocks.count,
-            stack.svh[0],
-            stack.svh[-1],
-            first,
-            last,
-            stack.inputs,
-            stack.outputs[0],
-            stack.outputs[-1],
-            stack.matrices,
-            blocks.pairs,
-            int(first.dtype == torch.float32),
+            *blocks.arguments(stack, outputs),
             shared_bytes=1024 + max(stages * stage, sums),  # 1024 to align the stages, or the sums after them
         )

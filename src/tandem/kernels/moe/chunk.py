@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.chunk import Blocks
+from tandem.kernels.exl3.blocks import Blocks
 from tandem.kernels.nvrtc import KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "route_chunk.cu")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.chunk import Blocks, Exl3Chunk
+from tandem.kernels.exl3.blocks import Blocks
+from tandem.kernels.exl3.chunk import Exl3Chunk
 from tandem.kernels.exl3.operands import Exl3Stack
 from tandem.kernels.hadamard.reference import hadamard
 from tandem.kernels.hyper_connection.cuda import SOURCE as SITES
