@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from cli_outcome import Outcome, Tandem
 
@@ -52,7 +53,14 @@ def failing_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], N
         (["rehearse", "--scale", "medium"], "--scale cannot be read; found: medium; try: full or small"),
         (["rehearse", "--kv", "fp32"], "--kv cannot be read; found: fp32; try: fp16 or q8"),
         (["rehearse", "--cards", "cpu:1"], "at full scale runs on one CUDA card; found: cpu:1"),
-        (["rehearse"], "Card cuda:0 was asked for; found:"),
+        (
+            ["rehearse", "--out", "/dev/null/records"],
+            "/dev/null/records cannot be made; found: Not a directory",
+        ),
+        (
+            ["bench", "--out", "/dev/null/records/r.json"],
+            "/dev/null/records cannot be made; found: Not a directory",
+        ),
         (["rehearse", "--recipe", "other"], "Only GLM-5.3-Flash can be rehearsed; found: other"),
         (["serve", "--host", "0.0.0.0"], "Refusing to listen on 0.0.0.0"),
         (["serve", "--port", "70000"], "The port must be between 0 and 65535"),
@@ -72,6 +80,14 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tandem: Tandem, arguments: 
     assert outcome.err.count("\n") == 1
     assert outcome.err.startswith("tandem: ")
     assert outcome.out == ""
+
+
+def test_a_rehearsal_without_a_card_is_one_line(tandem: Tandem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a card too: the command would measure for minutes there."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    outcome = tandem("rehearse")
+    assert (outcome.code, outcome.err.count("\n"), outcome.out) == (2, 1, "")
+    assert "Card cuda:0 was asked for; found: a torch without CUDA" in outcome.err
 
 
 def test_a_broken_environment_variable_is_named(tandem: Tandem, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from tandem.cli.console import notices, output, print_json, write_json
+from tandem.cli.console import make_folder, notices, output, print_json, write_json
 from tandem.cli.flags import (
     ApiKeyFlag,
     CacheFormatFlag,
@@ -77,6 +77,9 @@ def bench(
     from tandem.cli.facts import machine_facts, source_commit
 
     recipe = None if record_id is None else _recipe(record_id, profile)
+    records = read_environment().data_dir / "records"
+    if out is not None or recipe is not None:
+        make_folder(records if out is None else out.parent)
     options = load_options(
         {
             "model": model,
@@ -113,9 +116,7 @@ def bench(
                 }
     if recipe is not None and out is None:
         # A number in the catalogue needs a record to point to.
-        folder = read_environment().data_dir / "records"
-        out = folder / f"{recipe.id}--{time.strftime('%Y-%m-%d-%H%M%S')}.json"
-        folder.mkdir(parents=True, exist_ok=True)
+        out = records / f"{recipe.id}--{time.strftime('%Y-%m-%d-%H%M%S')}.json"
     if out is not None:
         write_json(out, record)
         notices().print(f"Record written to {out}.", markup=False)

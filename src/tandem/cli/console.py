@@ -23,6 +23,16 @@ def print_json(data: object) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def make_folder(folder: Path) -> None:
+    """Before work whose result goes there. Raises SettingsError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"{folder} cannot be made", found=error.strerror, remedy="a folder that can be written to"
+        ) from error
+
+
 def write_json(path: Path, data: object) -> None:
     """The same document as a file. Raises SettingsError where it cannot be written."""
     try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +11,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tandem.cli.console import notices, output
+from tandem.cli.console import make_folder, notices, print_json, write_json
+from tandem.cli.facts import source_commit
 from tandem.core.errors import SettingsError
 
 _SCALES = ("full", "small")
@@ -62,22 +61,21 @@ def rehearse(
         raise SettingsError("--kv cannot be read", found=kv, remedy=" or ".join(_CACHE_FORMATS))
     if not recipe.startswith("glm53-flash"):
         raise SettingsError("Only GLM-5.3-Flash can be rehearsed", found=recipe, remedy="glm53-flash-…")
+    if out is not None:
+        make_folder(out)
     small = scale == "small"
     cards = cards or _cards_here(small)
     record = _small(cards) if small else _full(cards, context, kv)
-    record["commit"] = _commit()
     command = f"tandem rehearse --recipe {recipe} --cards {cards} --scale {scale}"
     if not small:
         command += f" --context {context} --kv {kv}"
-    record["command"] = command
-    text = json.dumps(record, indent=1)
+    record |= {"commit": source_commit(), "command": command}
     _print_table(record)
     if out is not None:
         name = "glm-small" if small else "glm-5.3-flash" if kv == "fp16" else f"glm-5.3-flash-{kv}"
         where = re.sub(r"\W+", "-", cards)
-        path = out / f"rehearsal_{name}_{where}_{datetime.date.today().isoformat()}.json"
-        path.write_text(text + "\n")
-    output().print(text, markup=False, highlight=False)
+        write_json(out / f"rehearsal_{name}_{where}_{datetime.date.today().isoformat()}.json", record)
+    print_json(record)
     return 0
 
 
@@ -134,13 +132,3 @@ def _print_table(record: Mapping[str, object]) -> None:
         step, _, unit = str(name).rpartition("_")
         table.add_row(step.replace("_", " "), f"{value:,} {'tokens/s' if unit == 'tps' else unit}")
     notices().print(table)
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip() if found.returncode == 0 else "unknown"
