@@ -58,8 +58,8 @@ def failing_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], N
             "/dev/null/records cannot be made; found: Not a directory",
         ),
         (
-            ["bench", "--out", "/dev/null/records/r.json"],
-            "/dev/null/records cannot be made; found: Not a directory",
+            ["bench", "--out", "/nowhere/at/all.json"],
+            "/nowhere/at/all.json cannot be written; found: no folder /nowhere/at; try: make it first",
         ),
         (["rehearse", "--recipe", "other"], "Only GLM-5.3-Flash can be rehearsed; found: other"),
         (["serve", "--host", "0.0.0.0"], "Refusing to listen on 0.0.0.0"),

@@ -24,6 +24,7 @@ from tandem.cli.flags import (
     UrlFlag,
     load_options,
 )
+from tandem.core.errors import SettingsError
 from tandem.core.settings import read_environment
 
 if TYPE_CHECKING:
@@ -78,8 +79,12 @@ def bench(
 
     recipe = None if record_id is None else _recipe(record_id, profile)
     records = read_environment().data_dir / "records"
-    if out is not None or recipe is not None:
-        make_folder(records if out is None else out.parent)
+    if out is not None and not out.parent.is_dir():  # said before minutes of measuring, not after
+        raise SettingsError(
+            f"{out} cannot be written", found=f"no folder {out.parent}", remedy="make it first"
+        )
+    if out is None and recipe is not None:
+        make_folder(records)
     options = load_options(
         {
             "model": model,
