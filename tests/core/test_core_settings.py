@@ -9,7 +9,7 @@ import pytest
 from tandem.core.errors import SettingsError
 from tandem.core.machine import available_memory_bytes, usable_processors
 from tandem.core.pip_config import DEFAULT_INDEX, read_package_index
-from tandem.core.settings import parse_flag, read_environment
+from tandem.core.settings import parse_flag, read_cuda_capability, read_environment
 
 NO_FILES = {"PIP_CONFIG_FILE": "/dev/null"}
 
@@ -40,6 +40,17 @@ def test_every_boolean_variable_can_be_switched_off(name: str, text: str, value:
 def test_a_value_that_cannot_be_read_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=rf"{name}.*{value}"):
         read_environment({**NO_FILES, name: value})
+
+
+def test_an_older_cards_kernels_can_be_asked_for() -> None:
+    assert read_cuda_capability({}) is read_cuda_capability({"TANDEM_CUDA_CAPABILITY": " "}) is None
+    assert read_cuda_capability({"TANDEM_CUDA_CAPABILITY": "8.6"}) == (8, 6)
+
+
+@pytest.mark.parametrize("text", ["7.5", "8", "sm_80", "8.x", "9.-1"])
+def test_a_capability_is_two_numbers(text: str) -> None:
+    with pytest.raises(SettingsError, match=rf"TANDEM_CUDA_CAPABILITY.*{text}"):
+        read_cuda_capability({"TANDEM_CUDA_CAPABILITY": text})
 
 
 def test_folders_and_keys() -> None:

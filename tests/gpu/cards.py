@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.core.settings import read_environment
-from tandem.kernels.nvrtc import KernelSource, compile_together, kernel_module
+from tandem.kernels.nvrtc import KernelSource, capability_of, compile_together, kernel_module
 
 CUBINS = read_environment().cache_dir
 DEVICE = torch.device("cuda", 0)
@@ -32,7 +32,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def in_rows(rotated: torch.Tensor) -> torch.Tensor:
     """The input of a routed product, [G, P, k], in plain rows: Hopper's lie as routed_chunk.cu says."""
-    if torch.cuda.get_device_capability(DEVICE)[0] != 9:
+    if capability_of(DEVICE)[0] != 9:
         return rotated
     groups, pairs, inputs = rotated.shape
     pieces = rotated.view(groups, inputs // 64, pairs // 8, 8, 8, 8)  # 8 lines of 8 pieces of 8 values

@@ -24,6 +24,7 @@ VARIABLES: Mapping[str, str] = {
     "TANDEM_DATA_DIR": "Folder for your own recipes and records; else `$XDG_DATA_HOME/tandem`.",
     "TANDEM_API_KEY": "Accepted API keys, comma separated; also the key that clients of `--url` send.",
     "TANDEM_OFFLINE": "Yes = never touch the network.",
+    "TANDEM_CUDA_CAPABILITY": "Compute as on an older card (`8.0`), to try its kernels on a newer one.",
     "TANDEM_LOG_LEVEL": f"One of {', '.join(LOG_LEVELS)}; else `info`.",
     "HF_HUB_OFFLINE": "As `TANDEM_OFFLINE`.",
     "HF_HUB_CACHE": "Folder of the hub's models, shared with its other tools; else `$HF_HOME/hub`.",
@@ -124,6 +125,22 @@ def _hub_endpoint(text: str) -> str | None:
             "HF_ENDPOINT must be an address", found=text, remedy="HF_ENDPOINT=https://mirror.example"
         )
     return text
+
+
+def read_cuda_capability(environ: dict[str, str] | None = None) -> tuple[int, int] | None:
+    """``TANDEM_CUDA_CAPABILITY``: the compute capability whose kernels are wanted, whatever the card has."""
+    env = dict(os.environ) if environ is None else environ
+    text = env.get("TANDEM_CUDA_CAPABILITY", "").strip()
+    if not text:
+        return None
+    major, _, minor = text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal() and int(major) >= 8):
+        raise SettingsError(
+            "TANDEM_CUDA_CAPABILITY must be a compute capability of 8.0 or newer",
+            found=text,
+            remedy="TANDEM_CUDA_CAPABILITY=8.0",
+        )
+    return int(major), int(minor)
 
 
 SERVE_PREFIX = "TANDEM_SERVE_"

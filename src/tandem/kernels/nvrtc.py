@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tandem.core.errors import EngineFault, ModelUnsupportedError
 from tandem.core.log import get_logger
 from tandem.core.machine import usable_processors
+from tandem.core.settings import read_cuda_capability
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +48,33 @@ class KernelSource:
         return KernelSource(self.path, tuple(sorted((*self.defines, *defines.items()))))
 
 
+_SHARED_BYTES = {
+    (8, 0): 163 * 1024,
+    (8, 6): 99 * 1024,
+    (8, 9): 99 * 1024,
+    (9, 0): 227 * 1024,
+    (12, 0): 99 * 1024,
+}
+"""Shared memory that a block may have, by compute capability (CUDA C++ programming guide)."""
+
+
 def architecture_of(major: int, minor: int) -> str:
     """NVRTC's name for a card's compute capability. Hopper's own instructions need its ``a``."""
     return f"sm_{major}{minor}" + ("a" if major == 9 else "")
+
+
+def capability_of(device: torch.device | int) -> tuple[int, int]:
+    """The compute capability that the card's kernels are made for: its own, or the older one asked for."""
+    import torch
+
+    own = torch.cuda.get_device_capability(device)
+    asked = _asked_capability()
+    return own if asked is None else min(own, asked)
+
+
+@functools.cache
+def _asked_capability() -> tuple[int, int] | None:
+    return read_cuda_capability()
 
 
 @functools.cache
@@ -69,8 +94,12 @@ def _toolchain() -> tuple[Any, str, tuple[str, ...]]:
     return cuda.core, f"{major}.{minor}", include
 
 
-def compile_cubin(source: KernelSource, architecture: str, cache_dir: Path | None) -> bytes:
+def compile_cubin(
+    source: KernelSource, architecture: str, cache_dir: Path | None, form: Literal["cubin", "ptx"] = "cubin"
+) -> bytes:
     """Machine code for ``architecture`` (``sm_80``), from the cache or compiled now.
+
+    Machine code runs on cards of its own major capability only; as ``ptx``, on newer ones too.
 
     Raises EngineFault carrying the compiler's log if the source does not compile (our bug), and
     ModelUnsupportedError if the GPU packages are missing.
@@ -78,7 +107,7 @@ def compile_cubin(source: KernelSource, architecture: str, cache_dir: Path | Non
     core, version, include = _toolchain()
     text = _with_headers(source.path)
     key = hashlib.sha256(repr((text, source.defines, architecture, version)).encode()).hexdigest()
-    kept = cache_dir / "cubin" / f"{source.path.stem}-{key[:32]}.cubin" if cache_dir else None
+    kept = cache_dir / "cubin" / f"{source.path.stem}-{key[:32]}.{form}" if cache_dir else None
     if kept is not None and kept.is_file():
         return kept.read_bytes()
     options = core.ProgramOptions(
@@ -89,7 +118,7 @@ def compile_cubin(source: KernelSource, architecture: str, cache_dir: Path | Non
         use_fast_math=False,
     )
     try:
-        code: bytes = core.Program(text, "c++", options).compile("cubin").code
+        code: bytes = core.Program(text, "c++", options).compile(form).code
     except Exception as error:
         raise EngineFault(f"{source.path.name} does not compile for {architecture}: {error}") from error
     if kept is not None:
@@ -117,6 +146,15 @@ def _keep(path: Path, code: bytes) -> None:
 def _allow_shared(kernel: Any, device_index: int, shared_bytes: int) -> None:
     """More than 48 KiB of dynamic shared memory has to be asked for, kernel by kernel."""
     from cuda.bindings import driver
+
+    capability = capability_of(device_index)
+    if shared_bytes > _SHARED_BYTES.get(
+        capability, shared_bytes
+    ):  # a newer card's own limit would let it pass
+        raise EngineFault(
+            "A kernel asks for more shared memory than its card has",
+            found=f"{shared_bytes} of {_SHARED_BYTES[capability]} bytes at compute capability {capability}",
+        )
 
     (status,) = driver.cuKernelSetAttribute(
         driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -168,11 +206,15 @@ class KernelModule:
 
     def compile(self) -> None:
         """Make the machine code, which the first launch would make otherwise."""
+        if self._code is None:
+            architecture = architecture_of(*capability_of(self.device_index))
+            self._code = compile_cubin(self.source, architecture, self.cache_dir, self._form())
+
+    def _form(self) -> Literal["cubin", "ptx"]:
         import torch
 
-        if self._code is None:
-            major, minor = torch.cuda.get_device_capability(self.device_index)
-            self._code = compile_cubin(self.source, architecture_of(major, minor), self.cache_dir)
+        own = torch.cuda.get_device_capability(self.device_index)
+        return "cubin" if own[0] == capability_of(self.device_index)[0] else "ptx"
 
     def launch(
         self,
@@ -208,14 +250,13 @@ class KernelModule:
         core.launch(stream, config, kernel, *(_as_passed(arg) for arg in args))
 
     def _load(self) -> Any:
-        import torch
-
         if self._object is None:
             core = _toolchain()[0]
             core.Device(self.device_index).set_current()
-            self._overlaps = torch.cuda.get_device_capability(self.device_index)[0] >= 9  # csrc/overlap.cuh
+            self._overlaps = capability_of(self.device_index)[0] >= 9  # csrc/overlap.cuh
             self.compile()
-            self._object = core.ObjectCode.from_cubin(self._code)
+            load = core.ObjectCode.from_cubin if self._form() == "cubin" else core.ObjectCode.from_ptx
+            self._object = load(self._code)
         return self._object
 
 

@@ -13,7 +13,7 @@ import torch
 from tandem.kernels.exl3.blocks import BLOCK_ROWS, Blocks
 from tandem.kernels.exl3.decoded import forms_macro
 from tandem.kernels.exl3.operands import Exl3Stack
-from tandem.kernels.nvrtc import KernelSource, kernel_module
+from tandem.kernels.nvrtc import KernelSource, capability_of, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "routed_chunk.cu")
 """For sm_90a."""
@@ -23,7 +23,7 @@ _SHARED_BYTES = 226 * 1024
 
 def has_warp_groups(device: torch.device) -> bool:
     """Whether the card has Hopper's products of warp groups."""
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return capability_of(device)[0] == 9
 
 
 @dataclass(slots=True)

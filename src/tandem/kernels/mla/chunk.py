@@ -10,7 +10,7 @@ import torch
 
 from tandem.kernels.mla.cuda import DeviceCache
 from tandem.kernels.mla.operands import Where
-from tandem.kernels.nvrtc import KernelSource, kernel_module
+from tandem.kernels.nvrtc import KernelSource, capability_of, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "mla_chunk.cu")
 _HEADS, _LATENT = 64, 512
@@ -27,7 +27,7 @@ class ChunkAttention:
 
     def can(self, heads: int, cache: DeviceCache) -> bool:
         """Whether card and model suit the kernel; ``triton.attend`` serves the others."""
-        hopper = torch.cuda.get_device_capability(self.device)[0] == 9
+        hopper = capability_of(self.device)[0] == 9
         shape = heads % _HEADS == 0 and cache.latents.shape[1] == _LATENT
         return hopper and shape and cache.scales is None
 
