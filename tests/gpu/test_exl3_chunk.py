@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gpu.cards import CUBINS
 from tests.gpu.test_exl3_rows import exact, random_matrix
 
 from tandem.kernels.exl3.blocks import Blocks
@@ -12,8 +13,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    return Exl3Chunk(torch.device("cuda", 0), tmp_path_factory.mktemp("cubin"))
+def kernels():
+    return Exl3Chunk(torch.device("cuda", 0), CUBINS)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gpu.cards import CUBINS
 
 from tandem.kernels.mla.chunk import ChunkAttention
 from tandem.kernels.mla.cuda import DeviceCache
@@ -14,10 +15,10 @@ LATENT, PAGE, POOL, SCALE = 512, 256, 4, 0.0625
 
 
 @pytest.fixture(scope="module")
-def attention(tmp_path_factory):
+def attention():
     if capability_of(0)[0] != 9:
         pytest.skip("the kernel is Hopper's")
-    return ChunkAttention(torch.device("cuda", 0), tmp_path_factory.mktemp("cubin"))
+    return ChunkAttention(torch.device("cuda", 0), CUBINS)
 
 
 def cache_of(tokens):

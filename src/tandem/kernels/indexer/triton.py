@@ -57,6 +57,9 @@ def score(
     """
     rows, heads, D = q.shape
     block = 128
+    # Fewer than 16 heads lie in lanes alone, so that their sum begins with a shuffle. Its addition fused with a
+    # lane's own product rounds differently in every lane, and all of them write the sum.
+    fuse = heads >= 16
     _score[(triton.cdiv(scores.shape[1], block), rows)](
         q,
         head_weights,
@@ -76,4 +79,5 @@ def score(
         COUNT=where.chosen.shape[1],
         BLOCK=block,
         num_warps=4,
+        enable_fp_fusion=fuse,
     )
