@@ -121,3 +121,27 @@ class EngineLimits:
     """Batches worth keeping in flight: the number of stages."""
     state_checkpoints: int = 0
     """Recurrent-state checkpoints the engine can hold; 0 for models without such state."""
+
+    @property
+    def table_entries(self) -> int:
+        return table_entries(self.context_tokens, self.chunk_tokens, self.page_tokens)
+
+
+def most_step_rows(max_slots: int) -> int:
+    """One sequence may replay or verify its 16 rows beside a row of every other."""
+    return max_slots + MAX_ROWS_PER_RUN
+
+
+def table_entries(context_tokens: int, chunk_tokens: int, page_tokens: int) -> int:
+    """Pages a sequence can have: those of its last chunk count whole, even beyond the context."""
+    return -(-context_tokens // chunk_tokens) * (chunk_tokens // page_tokens)
+
+
+def layout_bytes(max_slots: int, context_tokens: int, chunk_tokens: int, page_tokens: int) -> int:
+    """What a stage keeps to describe its passes.
+
+    Token ids int64; four numbers a row, and page tables of every slot and every row, int32.
+    """
+    rows = most_step_rows(max_slots)
+    entries = table_entries(context_tokens, chunk_tokens, page_tokens)
+    return 8 * max(rows, chunk_tokens) + 4 * (4 * rows + 1 + (max_slots + rows) * entries)

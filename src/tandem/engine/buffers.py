@@ -2,7 +2,7 @@
 
 Every pass of R rows and N runs sees views of the same memory, whatever came before: addresses depend on
 (R, N) alone, which is what capturing a step as a graph needs. Alphabet as in ``images.py``; S slots,
-P entries a page table (``pages.table_entries``).
+P entries a page table (``EngineLimits.table_entries``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from tandem.cache.layout import PrefillLayout, RowsLayout
 from tandem.core.batch import EngineLimits, Run
 from tandem.engine.images import StepImage
-from tandem.engine.pages import PageUpdate, table_entries
+from tandem.engine.pages import PageUpdate
 
 
 class StageBuffers:
@@ -22,7 +22,7 @@ class StageBuffers:
 
     def __init__(self, limits: EngineLimits, device: torch.device) -> None:
         rows, chunk = limits.max_step_rows, limits.chunk_tokens
-        pages = table_entries(limits)
+        pages = limits.table_entries
         self._chunk_tokens = chunk
         self._max_rows = rows
         self._token_ids = torch.zeros(max(rows, chunk), dtype=torch.int64, device=device)

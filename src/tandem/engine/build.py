@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.core.batch import MAX_ROWS_PER_RUN, EngineLimits
+from tandem.core.batch import EngineLimits, most_step_rows
 from tandem.core.plan import Card, Plan
 from tandem.engine.budget import check_allocated, check_plan
 from tandem.engine.buffers import StageBuffers
@@ -17,16 +17,13 @@ from tandem.models.base import StageModel
 
 
 def engine_limits(plan: Plan, *, state_checkpoints: int = 0) -> EngineLimits:
-    """The numbers of a plan that scheduler and engine agree on.
-
-    One sequence may replay or verify its 16 rows beside a row of every other.
-    """
+    """The numbers of a plan that scheduler and engine agree on."""
     return EngineLimits(
         page_tokens=plan.page_tokens,
         chunk_tokens=plan.chunk_tokens,
         total_pages=plan.total_pages,
         max_slots=plan.max_slots,
-        max_step_rows=plan.max_slots + MAX_ROWS_PER_RUN,
+        max_step_rows=most_step_rows(plan.max_slots),
         context_tokens=plan.context_tokens,
         pipeline_depth=len(plan.stages),
         state_checkpoints=state_checkpoints,

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.core.batch import EngineLimits
-
-
-def table_entries(limits: EngineLimits) -> int:
-    """Pages a sequence can have: those of its last chunk count whole, even beyond the context."""
-    return -(-limits.context_tokens // limits.chunk_tokens) * (limits.chunk_tokens // limits.page_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class PageUpdate:

@@ -20,7 +20,7 @@ from tandem.core.batch import (
     StepResult,
 )
 from tandem.engine.images import ImagePool, StepImage
-from tandem.engine.pages import PageTableTracker, PageUpdate, table_entries
+from tandem.engine.pages import PageTableTracker, PageUpdate
 from tandem.sampling.sequence import SequenceSampler
 
 
@@ -87,7 +87,7 @@ class StepBuilder:
         self._limits = limits
         self._images = images
         self._tables = PageTableTracker(limits.max_slots)
-        self._table_entries = table_entries(limits)
+        self._table_entries = limits.table_entries
 
     def forget(self, slot: int) -> None:
         """The slot has a new owner: its page table starts from nothing."""

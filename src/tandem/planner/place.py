@@ -4,7 +4,7 @@ A card's bytes are the sum of its terms (DESIGN §7)::
 
     weights of its layers + embedding? + head? + pages · bytes per token of its layers
         + slots · state bytes of its layers + workspace of one chunk + captured graphs
-        + transfer buffers + runtime
+        + page tables and rows of a step + transfer buffers + runtime
 
 Layers stay in order, so a placement is a list of cuts. The best one leaves the tightest card the most room;
 it is found exactly, by dynamic programming over (card, first layer not yet placed).
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tandem.core.batch import layout_bytes, most_step_rows
 from tandem.core.errors import BudgetError, SettingsError
 from tandem.core.plan import Card, MemoryTerm, ModelFootprint, Plan, StagePlan, format_bytes
 
@@ -34,7 +35,7 @@ class PlanRequest:
     runtime_bytes: int = 0
     """Per card: driver context, allocator slack, code."""
     transfer_buffers: int = 2
-    """Chunks of residual streams buffered at a stage's entrance."""
+    """Chunks, or whole steps where those are longer, of residual streams buffered at a stage's entrance."""
     spare: int = 0
     """Slots, and pages, beyond those of sequences."""
     embedding_on_host: bool = False
@@ -87,7 +88,9 @@ def best_effort_plan(
     pool_tokens = max(request.pool_tokens or context_tokens, context_tokens)
     # A short last chunk is padded, so a sequence's pages are whole chunks.
     pages = -(-pool_tokens // request.chunk_tokens) * (request.chunk_tokens // request.page_tokens)
-    cuts = _manual_cuts(footprint, cards, request) or _best_cuts(footprint, cards, request, pages)
+    cuts = _manual_cuts(footprint, cards, request) or _best_cuts(
+        footprint, cards, request, pages, context_tokens
+    )
     stages = tuple(
         StagePlan(card, cuts[i], cuts[i + 1], has_embedding=i == 0, has_head=i == len(cards) - 1)
         for i, card in enumerate(cards)
@@ -95,7 +98,7 @@ def best_effort_plan(
     terms = tuple(
         term
         for stage in stages
-        for term in stage_terms(footprint, stage, request, pages, num_cards=len(cards))
+        for term in stage_terms(footprint, stage, request, pages, context_tokens, num_cards=len(cards))
     )
     return Plan(
         stages=stages,
@@ -133,7 +136,13 @@ def _allowed_cuts(footprint: ModelFootprint) -> list[int]:
 
 
 def stage_terms(
-    footprint: ModelFootprint, stage: StagePlan, request: PlanRequest, pages: int, *, num_cards: int
+    footprint: ModelFootprint,
+    stage: StagePlan,
+    request: PlanRequest,
+    pages: int,
+    context_tokens: int,
+    *,
+    num_cards: int,
 ) -> list[MemoryTerm]:
     """Every term of one stage's card."""
     layers = range(stage.first_layer, stage.end_layer)
@@ -156,9 +165,12 @@ def stage_terms(
     terms.append(MemoryTerm(name, "workspace", workspace, "estimated"))
     graphs = footprint.graph_bytes_per_layer * len(layers)
     terms.append(MemoryTerm(name, "graphs", graphs, "estimated"))
+    layout = layout_bytes(request.max_slots, context_tokens, request.chunk_tokens, request.page_tokens)
+    terms.append(MemoryTerm(name, "layout", layout))
     if num_cards > 1:
-        chunk_bytes = footprint.residual_bytes_per_token * request.chunk_tokens
-        terms.append(MemoryTerm(name, "transfer", chunk_bytes * request.transfer_buffers))
+        rows = max(request.chunk_tokens, most_step_rows(request.max_slots))
+        buffer_bytes = footprint.residual_bytes_per_token * rows
+        terms.append(MemoryTerm(name, "transfer", buffer_bytes * request.transfer_buffers))
     if request.runtime_bytes:
         terms.append(MemoryTerm(name, "runtime", request.runtime_bytes, "estimated"))
     return [term for term in terms if term.bytes]
@@ -197,7 +209,11 @@ def _manual_cuts(
 
 
 def _best_cuts(
-    footprint: ModelFootprint, cards: tuple[Card, ...], request: PlanRequest, pages: int
+    footprint: ModelFootprint,
+    cards: tuple[Card, ...],
+    request: PlanRequest,
+    pages: int,
+    context_tokens: int,
 ) -> list[int]:
     """Cuts that maximise the smallest share of room left on any card."""
     num_layers, num_cards = footprint.num_layers, len(cards)
@@ -209,7 +225,10 @@ def _best_cuts(
         layer_bytes = cache.bytes_per_token * tokens + cache.bytes_per_sequence * slots
         held.append(held[-1] + weights + layer_bytes + footprint.graph_bytes_per_layer)
     fixed = [
-        sum(term.bytes for term in stage_terms(footprint, empty, request, pages, num_cards=num_cards))
+        sum(
+            term.bytes
+            for term in stage_terms(footprint, empty, request, pages, context_tokens, num_cards=num_cards)
+        )
         for empty in (
             StagePlan(card, 0, 0, has_embedding=i == 0, has_head=i == num_cards - 1)
             for i, card in enumerate(cards)

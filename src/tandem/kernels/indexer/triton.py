@@ -57,8 +57,8 @@ def score(
     """
     rows, heads, D = q.shape
     block = 128
-    # Fewer than 16 heads lie in lanes alone, so that their sum begins with a shuffle. Its addition fused with a
-    # lane's own product rounds differently in every lane, and all of them write the sum.
+    # Fewer than 16 heads lie in lanes alone, so that their sum begins with a shuffle. Fused with a lane's own
+    # product, its addition rounds differently in every lane, and all of them write the sum.
     fuse = heads >= 16
     _score[(triton.cdiv(scores.shape[1], block), rows)](
         q,
