@@ -7,7 +7,7 @@ import torch
 
 from tandem.api import cuda_cards
 from tandem.api.card_defaults import CPU, CUDA, defaults_for
-from tandem.api.cuda_cards import free_cuda_bytes
+from tandem.api.cuda_cards import common_capability, free_cuda_bytes
 from tandem.api.reading import planned_weight_bytes, reading
 from tandem.core.errors import ServeError
 from tandem.core.plan import GIB, Card, MemoryTerm, Plan, StagePlan
@@ -28,6 +28,19 @@ def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_a_usable_card_tells_what_is_free(card: pytest.MonkeyPatch) -> None:
     assert free_cuda_bytes(0) == 5 * GIB
+
+
+def test_cards_of_one_architecture_have_a_capability(card: pytest.MonkeyPatch) -> None:
+    first, second = Card("cuda", 0, GIB), Card("cuda", 1, GIB)
+    assert common_capability([Card("cpu", 0, GIB)]) is None
+    assert common_capability([first]) == (9, 0)
+    assert common_capability([first, second]) is None  # the second is not there
+    card.setattr(torch.cuda, "device_count", lambda: 2)
+    assert common_capability([first, second, Card("cpu", 0, GIB)]) == (9, 0)
+    card.setattr(torch.cuda, "get_device_capability", lambda index: (9 - index, 0))
+    assert common_capability([first, second]) is None
+    card.setattr(torch.version, "cuda", None)
+    assert common_capability([first]) is None
 
 
 def refusal(index: int = 0) -> str:

@@ -14,7 +14,7 @@ from tandem.loader.safetensors import SafetensorsSource
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
 from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, workspace_bytes, workspace_bytes_per_token
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
-from tandem.models.glm5_next.rehearsal_spec import RELEASED, SMALL, SMALL_BITS
+from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS, SMALL, SMALL_BITS
 from tandem.models.glm5_next.spec import footprint
 
 from .checkpoints import MODELS, checkpoint_folder
@@ -94,8 +94,29 @@ def test_a_footprint_for_cuda_counts_steps_and_graphs(headers: dict[str, TensorH
 
 
 def test_the_workspace_grows_with_the_chunk() -> None:
-    sizes = [workspace_bytes(RELEASED, chunk) for chunk in (512, 2048, 4096, 8192)]
+    chunks = (512, 2048, 4096, 8192)
+    sizes = [workspace_bytes(RELEASED, chunk) for chunk in chunks]
     assert sizes == sorted(sizes)
-    # For cards without attention of their own kind, 5.4 GiB (H200, its first kernels); Hopper's takes half.
+    # For cards without attention of their own kind, 5.4 GiB (H200, its first kernels).
     assert 4.5 < sizes[-1] / 2**30 < 7
     assert workspace_bytes_per_token(RELEASED, 2048) == 2048 + MAX_ROWS
+    in_place = [workspace_bytes(RELEASED, chunk, in_place=True) for chunk in chunks]
+    assert in_place == sorted(in_place)
+    # H200, 2026-11-30: 532 MiB of buffers and 1.53 GiB for a chunk of 4096 whose rows see few tokens.
+    assert 2.05 < in_place[2] / 2**30 < 2.3
+    assert all(less < more for less, more in zip(in_place, sizes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("capability", "cache", "less"),
+    [((9, 0), "fp16", True), ((9, 0), "q8", False), ((8, 9), "fp16", False), (None, "fp16", False)],
+)
+def test_attention_in_place_is_hoppers(capability: tuple[int, int] | None, cache: str, less: bool) -> None:
+    headers = headers_of(RandomCheckpoint(RELEASED, RELEASED_BITS, torch.device("cpu")))
+
+    def planned(of: tuple[int, int] | None) -> int:
+        return footprint(
+            RELEASED, headers, chunk_tokens=4096, cache_dtype=cache, card_kind="cuda", capability=of
+        ).workspace_bytes
+
+    assert (planned(capability) < planned(None)) is less

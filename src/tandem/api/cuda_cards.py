@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
+from tandem.core.cards import Capability
 from tandem.core.errors import ServeError
+from tandem.core.plan import Card
 
 _PACKAGES = {"triton": "Triton", "cuda.core": "cuda-core", "cuda.bindings": "the CUDA bindings"}
 _LEAST_CAPABILITY = (8, 0)
@@ -42,6 +45,21 @@ def free_cuda_bytes(index: int) -> int:
         )
     free: int = torch.cuda.mem_get_info(index)[0]
     return free
+
+
+def common_capability(cards: Sequence[Card]) -> Capability | None:
+    """That of the CUDA cards among these; None where they differ, are not there, or there are none."""
+    indices = [card.index for card in cards if card.kind == "cuda"]
+    if not indices:
+        return None
+    import torch
+
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return None
+    if max(indices) >= torch.cuda.device_count():
+        return None
+    found = {torch.cuda.get_device_capability(index) for index in indices}
+    return found.pop() if len(found) == 1 else None
 
 
 def missing_packages() -> list[str]:

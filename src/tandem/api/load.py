@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.api.card_defaults import CardDefaults, defaults_for
-from tandem.api.cuda_cards import free_cuda_bytes
+from tandem.api.cuda_cards import common_capability, free_cuda_bytes
 from tandem.api.reading import reading
 from tandem.api.service import LoadState, ModelCard, Service
 from tandem.api.warm_up import warm_up
-from tandem.core.cards import CardKind, resolve_cards
+from tandem.core.cards import Capability, CardKind, resolve_cards
 from tandem.core.errors import BudgetError, ModelDamagedError, ModelNotFoundError, TandemError
 from tandem.core.gguf import read_gguf_header
 from tandem.core.log import get_logger
@@ -86,7 +86,7 @@ def prepare_model(
     usual = defaults_for(cards)
     chunk = options.chunk_tokens or usual.chunk_tokens
     cache_format = options.cache_format or spec.default_cache_format
-    footprint = footprint_of(spec, weights, chunk, cache_format, usual.kind)
+    footprint = footprint_of(spec, weights, chunk, cache_format, usual.kind, common_capability(cards))
     plan = place(footprint, cards, plan_request(options, chunk, usual))
     check_free_memory(plan, measure)
     return PreparedModel(location, spec, weights, text, footprint, plan, options, cache_format)
@@ -121,15 +121,27 @@ def open_checkpoint_of(location: ModelLocation) -> tuple[ModelSpec, TensorSource
 
 
 def footprint_of(
-    spec: ModelSpec, weights: TensorSource, chunk_tokens: int, cache_format: str, card_kind: CardKind = "cpu"
+    spec: ModelSpec,
+    weights: TensorSource,
+    chunk_tokens: int,
+    cache_format: str,
+    card_kind: CardKind = "cpu",
+    capability: Capability | None = None,
 ) -> ModelFootprint:
-    """Resident bytes from headers alone. Raises ModelDamagedError for missing or misshapen tensors, and
-    ModelUnsupportedError for those that this kind of card cannot compute.
+    """Resident bytes from headers alone; ``capability`` is that of CUDA cards that are there.
+
+    Raises ModelDamagedError for missing or misshapen tensors, and ModelUnsupportedError for those that this
+    kind of card cannot compute.
     """
     headers = {name: weights.header(name) for name in weights.names()}
     module = spec_module(spec.architecture)
     return module.footprint(
-        spec, headers, chunk_tokens=chunk_tokens, cache_dtype=cache_format, card_kind=card_kind
+        spec,
+        headers,
+        chunk_tokens=chunk_tokens,
+        cache_dtype=cache_format,
+        card_kind=card_kind,
+        capability=capability,
     )
 
 

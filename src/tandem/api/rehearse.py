@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.api.rehearsal_plan import PAGE_TOKENS, SLOTS, RehearsalPlan
+from tandem.api.rehearsal_plan import LONGEST_CHUNK, PAGE_TOKENS, SLOTS, RehearsalPlan
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.kernels.nvrtc import compile_together, noting_launches
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
@@ -194,7 +194,7 @@ def rehearse(
     stage = rehearsal.stage
     resident = torch.cuda.memory_allocated(device)
     steps = rehearsal.measure(STEPS)
-    for chunk in (2048, 4096, 8192):
+    for chunk in (2048, 4096, LONGEST_CHUNK):
         steps[f"prefill_8192_c{chunk}_tps"] = rehearsal.prefill(8192, chunk)
     return {
         "model": "glm-5.3-flash" if spec.num_layers == 45 else "glm small",
@@ -206,7 +206,11 @@ def rehearse(
         "load_seconds": round(rehearsal.load_seconds, 1),
         "steps": steps,
         "memory": {
-            "planned": {"weights": plan.weights_bytes, "caches": plan.caches_bytes},
+            "planned": {
+                "weights": plan.weights_bytes,
+                "caches": plan.caches_bytes,
+                "working": plan.working_bytes,
+            },
             "measured": {
                 "weights": stage.weight_bytes,
                 "caches": stage.cache_bytes,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.api.card_defaults import defaults_for
+from tandem.api.cuda_cards import common_capability
 from tandem.api.load import footprint_of
 from tandem.core.batch import Batch, Run, RunKind, SequenceSpec
 from tandem.core.cards import CardRequest, format_cards
@@ -123,7 +124,7 @@ def rehearse_engine(
     usual = defaults_for(cards)
     source = RandomCheckpoint(spec, bits, card_device(cards[0]))
     kept = spec.default_cache_format
-    footprint = footprint_of(spec, source, sizes.chunk, kept, usual.kind)
+    footprint = footprint_of(spec, source, sizes.chunk, kept, usual.kind, common_capability(cards))
     request = PlanRequest(
         context_tokens=sizes.context,
         pool_tokens=SLOTS * sizes.context,

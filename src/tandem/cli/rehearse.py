@@ -94,13 +94,20 @@ def _full(cards: str, context_tokens: int, cache_format: str) -> dict[str, objec
         )
     import torch
 
-    from tandem.api.cuda_cards import free_cuda_bytes
+    from tandem.api.cuda_cards import common_capability, free_cuda_bytes
     from tandem.api.rehearsal_plan import plan_rehearsal
+    from tandem.core.plan import Card
     from tandem.core.settings import read_environment
     from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS
 
     free_bytes = free_cuda_bytes(0)
-    plan = plan_rehearsal(RELEASED, RELEASED_BITS, context_tokens, cache_format)
+    plan = plan_rehearsal(
+        RELEASED,
+        RELEASED_BITS,
+        context_tokens,
+        cache_format,
+        common_capability([Card("cuda", 0, free_bytes)]),
+    )
     plan.check(free_bytes)
 
     from tandem.api.rehearse import rehearse as run  # after the checks: it imports Triton

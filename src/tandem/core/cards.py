@@ -19,6 +19,8 @@ from tandem.core.errors import SettingsError
 from tandem.core.plan import GIB, KIB, MIB, Card
 
 CardKind = Literal["cpu", "cuda"]
+Capability = tuple[int, int]
+"""Of a CUDA card: what its architecture can compute. Hopper's is (9, 0)."""
 
 _COUNTED = re.compile(r"(?P<kind>cpu|cuda)(?::(?P<count>\d+))?(?:x(?P<size>[^,=]+))?")
 _NUMBERED = re.compile(r"(?P<kind>cpu|cuda):(?P<index>\d+)=(?P<size>[^,=]+)")

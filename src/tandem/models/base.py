@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from tandem.core.cards import CardKind
+from tandem.core.cards import Capability, CardKind
 from tandem.core.plan import ModelFootprint, StagePlan
 from tandem.loader.base import TensorHeader, TensorSource
 
@@ -119,9 +119,12 @@ class SpecModule(Protocol):
         chunk_tokens: int,
         cache_dtype: str,
         card_kind: CardKind = "cpu",
+        capability: Capability | None = None,
     ) -> ModelFootprint:
-        """Bytes in memory, part by part. Raises ModelDamagedError for missing or misshapen tensors, and
-        ModelUnsupportedError for those that a model with kernels for this kind of card cannot compute.
+        """Bytes in memory, part by part; ``capability`` is that of the CUDA cards, None = any.
+
+        Raises ModelDamagedError for missing or misshapen tensors, and ModelUnsupportedError for those that a
+        model with kernels for this kind of card cannot compute.
         """
         ...
 

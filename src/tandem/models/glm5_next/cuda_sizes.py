@@ -5,7 +5,8 @@ Alphabet: D hidden, H heads, L latent, W recurrent width, C chunk_tokens, K expe
 
 from __future__ import annotations
 
-from tandem.core.plan import KIB
+from tandem.core.cards import Capability
+from tandem.core.plan import KIB, MIB
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 
 MAX_ROWS = 16
@@ -16,11 +17,26 @@ PART_TOKENS = 64
 GRAPH_BYTES_PER_LAYER = 512 * KIB
 """All steps together. Measured: 14 MiB for the 45 layers of GLM-5.3-Flash."""
 _LIBRARY_ROWS = 1024
+_LIBRARY_BYTES = 32 * MIB
+"""What cuBLAS keeps for itself on Hopper; less elsewhere."""
 
 
-def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int) -> int:
-    """A chunk's activations at their widest, and the buffers of every captured step."""
-    return chunk_tokens * _chunk_row_bytes(spec) + _decoded_bytes(spec, chunk_tokens) + _step_bytes(spec)
+def attends_in_place(spec: Glm5NextSpec, capability: Capability | None, *, eight_bit: bool) -> bool:
+    """Whether a chunk's attention reads queries and writes results as they are.
+
+    ``kernels/mla/chunk.py`` does, on Hopper, for these shapes. Elsewhere it goes through fp32 copies.
+    """
+    hopper = capability is not None and capability[0] == 9
+    return hopper and not eight_bit and spec.heads % 64 == 0 and spec.kv_lora_rank == 512
+
+
+def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int, *, in_place: bool = False) -> int:
+    """A chunk's activations at their widest, and the buffers of every captured step.
+
+    ``in_place``: see ``attends_in_place``.
+    """
+    chunk = chunk_tokens * _chunk_row_bytes(spec, in_place) + _decoded_bytes(spec, chunk_tokens)
+    return chunk + _step_bytes(spec) + _LIBRARY_BYTES
 
 
 def workspace_bytes_per_token(spec: Glm5NextSpec, chunk_tokens: int) -> float:
@@ -28,14 +44,19 @@ def workspace_bytes_per_token(spec: Glm5NextSpec, chunk_tokens: int) -> float:
     return 4 * (chunk_tokens + MAX_ROWS) / spec.index_kpool
 
 
-def _chunk_row_bytes(spec: Glm5NextSpec) -> int:
+def _chunk_row_bytes(spec: Glm5NextSpec, in_place: bool) -> int:
+    """Streams, and the widest sublayer beside what the experts before it have made."""
     D, W, heads, latent = spec.hidden_size, spec.kda_width, spec.heads, spec.kv_lora_rank
     streams = 4 * spec.residual_width + 2 * D
-    kda = 4 * 9 * W + 2 * 3 * W + 4 * D
-    mla = 16 * heads * latent + 4 * heads * (spec.qk_head_dim + spec.v_head_dim) + 4 * D
     met = spec.experts_per_token + spec.shared_experts
-    experts = 2 * met * (3 * D + 3 * spec.expert_intermediate_size)
-    return streams + max(kda, mla, experts, 2 * (3 * D + 3 * spec.intermediate_size))
+    # q, k, v, gate and decay fp32, and the records between the recurrence's kernels: 17 1/4 bytes a channel.
+    kda = 38 * W + 4 * D
+    # Queries and results of attention in fp16; out of place, fp32 copies of both beside them.
+    attention = (4 if in_place else 16) * heads * latent
+    index = 6 * spec.index_heads * spec.index_head_dim
+    mla = attention + 2 * heads * (spec.qk_head_dim + 2 * spec.v_head_dim) + index + 4 * D
+    experts = 2 * met * (2 * D + 3 * spec.expert_intermediate_size)
+    return streams + 2 * met * D + max(kda, mla, experts, 2 * (2 * D + 3 * spec.intermediate_size))
 
 
 def _decoded_bytes(spec: Glm5NextSpec, chunk_tokens: int) -> int:

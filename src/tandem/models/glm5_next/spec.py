@@ -13,7 +13,7 @@ from tandem.cache.sizes import (
     pooled_bytes_per_token,
     ring_bytes,
 )
-from tandem.core.cards import CardKind
+from tandem.core.cards import Capability, CardKind
 from tandem.core.errors import ModelUnsupportedError, SettingsError
 from tandem.core.log import get_logger
 from tandem.core.plan import CacheSpec, ModelFootprint, format_bytes
@@ -23,6 +23,7 @@ from tandem.models.glm5_next.config import from_config
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
 from tandem.models.glm5_next.cuda_sizes import (
     GRAPH_BYTES_PER_LAYER,
+    attends_in_place,
     workspace_bytes,
     workspace_bytes_per_token,
 )
@@ -58,8 +59,10 @@ def footprint(
     chunk_tokens: int,
     cache_dtype: str,
     card_kind: CardKind = "cpu",
+    capability: Capability | None = None,
 ) -> ModelFootprint:
     """Bytes in memory, part by part; ``cache_dtype`` is fp32, fp16 or q8. The MTP layer is not counted.
+    Attention takes least on the one architecture that has a kernel of its own: ``capability`` None = any.
 
     Raises ModelDamagedError (tensors missing, misshapen, rounded or not explained by the config),
     SettingsError (a cache format that this kind of card does not keep, a chunk that cuts a pool) or
@@ -81,8 +84,12 @@ def footprint(
         )
     layers = range(glm.num_layers)
     on_cuda = card_kind == "cuda"
+    workspace = _workspace_bytes(glm, chunk_tokens)
     if on_cuda:
-        cache_is_eight_bit(cache_dtype)
+        eight_bit = cache_is_eight_bit(cache_dtype)
+        workspace = workspace_bytes(
+            glm, chunk_tokens, in_place=attends_in_place(glm, capability, eight_bit=eight_bit)
+        )
         check_dimensions(glm)
         check_formats(glm, headers, layers, has_head=True)
     return ModelFootprint(
@@ -93,7 +100,7 @@ def footprint(
         tied_head=False,
         layer_cache=tuple(layer_cache(glm, i, cache_format) for i in layers),
         residual_bytes_per_token=4 * glm.residual_width,
-        workspace_bytes=(workspace_bytes if on_cuda else _workspace_bytes)(glm, chunk_tokens),
+        workspace_bytes=workspace,
         workspace_bytes_per_token=workspace_bytes_per_token(glm, chunk_tokens) if on_cuda else 0.0,
         graph_bytes_per_layer=GRAPH_BYTES_PER_LAYER if on_cuda else 0,
         native_context_tokens=glm.context_tokens,

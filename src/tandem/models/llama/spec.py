@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from tandem.cache.paged import PagedSpec
-from tandem.core.cards import CardKind
+from tandem.core.cards import Capability, CardKind
 from tandem.core.plan import ModelFootprint
 from tandem.loader.base import TensorHeader
 from tandem.models.base import ModelSpec
@@ -35,6 +35,7 @@ def footprint(
     chunk_tokens: int,
     cache_dtype: str,
     card_kind: CardKind = "cpu",
+    capability: Capability | None = None,
 ) -> ModelFootprint:
     """Bytes in memory, part by part, the same on every kind of card; ``cache_dtype`` is fp32 or fp16.
 
