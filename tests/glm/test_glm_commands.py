@@ -93,6 +93,10 @@ PLAIN: dict[str, tuple[Damage, str]] = {
         set_tensor(WHOLE, f"{LAYERS}.0.hc_attn_base", torch.Tensor.half),
         "layers.0.hc_attn_base must be F32",
     ),
+    "a weight that is no number": (
+        set_tensor(WHOLE, f"{LAYERS}.0.self_attn.o_proj.weight", lambda t: t.where(t != t[3], torch.nan)),
+        "tensor model.language_model.layers.0.self_attn.o_proj.weight; found: 64 of 4,096 are NaN or inf",
+    ),
     "an unknown layer type": (
         set_config(layer_types=["linear_attention", "mamba2"] + ["linear_attention"] * 3),
         "Layer 1 has an unknown type in config.json's layer_types; found: 'mamba2'",

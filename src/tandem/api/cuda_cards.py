@@ -48,17 +48,19 @@ def free_cuda_bytes(index: int) -> int:
 
 
 def common_capability(cards: Sequence[Card]) -> Capability | None:
-    """That of the CUDA cards among these; None where they differ, are not there, or there are none."""
+    """What kernels are made for on the CUDA cards among these; None where that differs, or without cards."""
     indices = [card.index for card in cards if card.kind == "cuda"]
     if not indices:
         return None
     import torch
 
+    from tandem.kernels.nvrtc import capability_of
+
     if torch.version.cuda is None or not torch.cuda.is_available():
         return None
     if max(indices) >= torch.cuda.device_count():
         return None
-    found = {torch.cuda.get_device_capability(index) for index in indices}
+    found = {capability_of(index) for index in indices}
     return found.pop() if len(found) == 1 else None
 
 

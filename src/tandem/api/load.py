@@ -18,7 +18,7 @@ from tandem.api.reading import reading
 from tandem.api.service import LoadState, ModelCard, Service
 from tandem.api.warm_up import warm_up
 from tandem.core.cards import Capability, CardKind, resolve_cards
-from tandem.core.errors import BudgetError, ModelDamagedError, ModelNotFoundError, TandemError
+from tandem.core.errors import BudgetError, EngineFault, ModelDamagedError, ModelNotFoundError, TandemError
 from tandem.core.gguf import read_gguf_header
 from tandem.core.log import get_logger
 from tandem.core.machine import available_memory_bytes, usable_processors
@@ -184,6 +184,7 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
     Raises UserError subclasses; what was allocated is freed.
     """
     from tandem.engine.build import build_engine
+    from tandem.loader.finite import damaged_weights
 
     started = time.perf_counter()
     plan, options = prepared.plan, prepared.options
@@ -223,8 +224,12 @@ def load_model(prepared: PreparedModel, service: Service) -> None:
     service.report(LoadState("loading", 0.97, "compiling kernels and checking first steps"))
     try:
         warm_up(engine, prepared.spec.vocab_size)
-    except BaseException:
+    except BaseException as error:
         engine.shutdown()
+        # A kernel or card that fails is not the user's to put right, a file that was damaged is.
+        damaged = damaged_weights(prepared.weights) if isinstance(error, EngineFault) else None
+        if damaged is not None:
+            raise damaged from error
         raise
     scheduler = Scheduler(engine, scheduler_config(options, prepared.footprint))
     weight_bytes = sum(stage.weight_bytes for stage in stages)
