@@ -78,6 +78,10 @@ class FakeStage:
     def working_bytes(self) -> int:
         return 0
 
+    @property
+    def step_memory(self) -> None:
+        return None
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         assert token_ids.device == self.device
         hidden = torch.zeros(token_ids.shape[0], WIDTH, device=self.device)

@@ -1,9 +1,15 @@
 """Passes of any shape over captured steps of few sizes, with a step that anyone can follow on the CPU."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from tandem.cache.layout import RowsLayout
+from tandem.core.batch import EngineLimits, Run, RunKind
+from tandem.engine.buffers import StageBuffers
+from tandem.engine.images import StepImage
+from tandem.engine.pages import PageUpdate
 from tandem.models.glm5_next.cuda_rows import (
     CapturedRows,
     RowsInput,
@@ -11,25 +17,29 @@ from tandem.models.glm5_next.cuda_rows import (
     Spare,
     bucket_of,
     cut_runs,
+    step_memory,
 )
 from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, ROW_COUNTS
 
-PAGES, ENTRIES, WIDTH = 50, 6, 3
-SPARE = Spare(slot=9, page=PAGES)
+PAGES, ENTRIES, WIDTH, SLOTS, CHUNK = 50, 6, 3, 9, 32
+SPARE = Spare(slot=SLOTS, page=PAGES)
+CPU = torch.device("cpu")
 
 
 class FakeSteps:
     """A row's result is a hash of all that its step was told of it; slots and pages seen are kept."""
 
     def __init__(self, *, embeds: bool) -> None:
-        self.inputs = RowsInput.empty(PAGES, torch.device("cpu"))
-        for part in (self.inputs.positions, self.inputs.run_of_row, self.inputs.slots):
+        self.memory = step_memory(SLOTS, PAGES, CHUNK, SPARE, CPU)
+        self.inputs = RowsInput.of(self.memory)
+        for part in (self.inputs.positions, self.inputs.run_of_row):
             part.fill_(-7)
+        self.inputs.slots.fill_(SPARE.slot)
         self.embeds = embeds
         self.replayed: list[int] = []
         self.padded: list[int] = []
         steps = {rows: self._step(rows) for rows in ROW_COUNTS}
-        self.rows = CapturedRows(self.inputs, steps, SPARE, embeds=embeds)
+        self.rows = CapturedRows(self.memory, steps, SPARE, embeds=embeds)
 
     def _step(self, rows: int) -> RowsStep:
         values = torch.full((rows, 2, WIDTH), torch.nan)
@@ -38,6 +48,7 @@ class FakeSteps:
     def _replay(self, rows: int, values: torch.Tensor) -> None:
         given = self.inputs
         self.replayed.append(rows)
+        self.memory.gather(rows)
         starts = given.run_starts[: rows + 1].tolist()
         assert starts == sorted(starts)
         assert starts[0] == 0
@@ -108,6 +119,44 @@ def test_every_row_gets_what_it_gets_alone(lengths, embeds):
         expected = alone.rows.forward(hidden[row : row + 1], one_row(layout, row))
         assert torch.equal(found[row], expected[0])
     assert sum(steps.replayed) - sum(steps.padded) == sum(lengths)
+
+
+def test_passes_are_described_by_the_engine_where_steps_read():
+    """The engine's own images and buffers, page tables that grow and slots that change hands included."""
+    steps, alone = FakeSteps(embeds=False), FakeSteps(embeds=False)
+    limits = EngineLimits(4, CHUNK, PAGES, SLOTS, SLOTS + 16, 24, 1)
+    buffers, image = StageBuffers(limits, CPU, steps.memory), StepImage(limits, pinned=False)
+    tables = torch.zeros(SLOTS, ENTRIES, dtype=torch.int32)
+    assert buffers.nbytes == 0
+    for seed, lengths in enumerate(([3, 1, 5], [1] * 8, [16], [9], [1, 12], [16, 1, 3], [2], [16, 1])):
+        wanted = layout_of(lengths, seed)
+        updates = []
+        for run, slot in enumerate(wanted.slots.tolist()):
+            first = seed % ENTRIES
+            tables[slot, first:] = wanted.page_tables[run, first:]
+            updates.append(PageUpdate(slot, first, tuple(tables[slot, first:].tolist())))
+            wanted.page_tables[run] = tables[slot]
+        starts = wanted.run_starts.tolist()
+        runs = [
+            Run(int(wanted.slots[i]), RunKind.ROWS, tuple(wanted.token_ids[a:b].tolist()),
+                int(wanted.positions[a]), (), sample=False)
+            for i, (a, b) in enumerate(pairwise(starts))
+        ]  # fmt: skip
+        image.fill_pages(updates)
+        buffers.write_pages(image, updates)
+        assert image.fill_rows(runs) == sum(lengths)
+        layout = buffers.load_rows(image, sum(lengths), len(runs))
+        hidden = torch.randn(sum(lengths), 2 * WIDTH)
+        found = steps.rows.forward(hidden, layout).clone()
+        for row in range(sum(lengths)):
+            expected = alone.rows.forward(hidden[row : row + 1], one_row(wanted, row))
+            assert torch.equal(found[row], expected[0]), (seed, row)
+
+
+def test_memory_that_is_too_small_for_the_engine_is_refused():
+    limits = EngineLimits(4, CHUNK, PAGES, SLOTS + 1, SLOTS + 17, 24, 1)
+    with pytest.raises(ValueError, match="the engine needs 26 rows and at least"):
+        StageBuffers(limits, CPU, step_memory(SLOTS, PAGES, CHUNK, SPARE, CPU))
 
 
 def test_a_pass_after_a_larger_one_sees_nothing_of_it():

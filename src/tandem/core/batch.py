@@ -140,8 +140,8 @@ def table_entries(context_tokens: int, chunk_tokens: int, page_tokens: int) -> i
 def layout_bytes(max_slots: int, context_tokens: int, chunk_tokens: int, page_tokens: int) -> int:
     """What a stage keeps to describe its passes.
 
-    Token ids int64; four numbers a row, and page tables of every slot and every row, int32.
+    Token ids int64; four numbers a row and two beside them, and page tables of every slot and row, int32.
     """
     rows = most_step_rows(max_slots)
     entries = table_entries(context_tokens, chunk_tokens, page_tokens)
-    return 8 * max(rows, chunk_tokens) + 4 * (4 * rows + 1 + (max_slots + rows) * entries)
+    return 8 * max(rows, chunk_tokens) + 4 * (4 * rows + 2 + (max_slots + rows) * entries)

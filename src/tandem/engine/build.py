@@ -56,7 +56,8 @@ def build_engine(
     for index, (model, stage) in enumerate(zip(stage_models, plan.stages, strict=True)):
         device = card_device(stage.card)
         entrance = Entrance(rows, residual_width, device, pinned=pinned) if index else None
-        stages.append(Stage(index, stage, model, StageBuffers(limits, device), entrance))
+        buffers = StageBuffers(limits, device, model.step_memory)
+        stages.append(Stage(index, stage, model, buffers, entrance))
     check_allocated(plan, (term for stage in stages for term in stage.memory()))
     return Engine(
         stages, limits, vocab_size=vocab_size, pinned=pinned, threads=threads or torch.get_num_threads()

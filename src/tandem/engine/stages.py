@@ -14,11 +14,11 @@ from tandem.core.plan import MemoryTerm, StagePlan
 from tandem.engine.buffers import StageBuffers
 from tandem.engine.head import SamplingHead
 from tandem.engine.step import CloseSlot, Message, OpenSlot, Pass, PrefillPass, RowsPass
-from tandem.engine.transfer import Entrance, Stopped
+from tandem.engine.transfer import Entrance, HostBuffer, Stopped
 from tandem.kernels.jit import use_threads
 from tandem.models.base import StageModel
 
-Parcel = tuple[Message, torch.Tensor | None]
+Parcel = tuple[Message, HostBuffer | None]
 """A message and, but for the first stage, the buffer its residual streams lie in."""
 
 
@@ -50,6 +50,8 @@ class Stage:
         self._inbox: SimpleQueue[Parcel | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._host_read = torch.cuda.Event() if plan.card.kind == "cuda" else None  # type: ignore[no-untyped-call]
+        """The card has read all that a pass takes from host memory."""
 
     def memory(self) -> tuple[MemoryTerm, ...]:
         """What is allocated on the stage's card."""
@@ -72,7 +74,7 @@ class Stage:
         )
         self._thread.start()
 
-    def put(self, message: Message, buffer: torch.Tensor | None = None) -> None:
+    def put(self, message: Message, buffer: HostBuffer | None = None) -> None:
         self._inbox.put((message, buffer))
 
     def stop(self) -> None:
@@ -103,9 +105,7 @@ class Stage:
         except BaseException as cause:
             owner.failed(self, cause)
 
-    def _handle(
-        self, message: Message, buffer: torch.Tensor | None, finished: Callable[[Pass], None]
-    ) -> None:
+    def _handle(self, message: Message, buffer: HostBuffer | None, finished: Callable[[Pass], None]) -> None:
         match message:
             case OpenSlot(slot, sampler):
                 self.model.reset_slot(slot)
@@ -121,7 +121,7 @@ class Stage:
             case RowsPass() | PrefillPass():
                 self._pass(message, buffer, finished)
 
-    def _pass(self, item: Pass, buffer: torch.Tensor | None, finished: Callable[[Pass], None]) -> None:
+    def _pass(self, item: Pass, buffer: HostBuffer | None, finished: Callable[[Pass], None]) -> None:
         hidden = self._compute(item, buffer)
         if self._next is None:
             self._sample(item, hidden)
@@ -129,16 +129,20 @@ class Stage:
             assert self._next.entrance is not None
             sent = self._next.entrance.send(hidden)
             self._next.put(item, sent)
+        if buffer is None and self._next is not None:
+            return  # whoever comes last waits for this stage's copies too
+        if self._host_read is not None:
+            self._host_read.synchronize()
         if buffer is not None:
             assert self.entrance is not None
             self.entrance.release(buffer)
         if self._next is None:
             finished(item)
 
-    def _compute(self, item: Pass, buffer: torch.Tensor | None) -> torch.Tensor:
+    def _compute(self, item: Pass, buffer: HostBuffer | None) -> torch.Tensor:
         """The pass's residual streams after this stage's layers."""
         model = self.model
-        self.buffers.write_pages(item.page_updates)
+        self.buffers.write_pages(item.image, item.page_updates)
         if isinstance(item, RowsPass):
             rows = self.buffers.load_rows(item.image, item.rows, len(item.runs))
             hidden = self._entering(rows.token_ids, buffer)
@@ -153,11 +157,15 @@ class Stage:
             self._save((item.run,))
         return hidden
 
-    def _entering(self, token_ids: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor:
+    def _entering(self, token_ids: torch.Tensor, buffer: HostBuffer | None) -> torch.Tensor:
         if buffer is None:
-            return self.model.embed(token_ids)
-        assert self.entrance is not None
-        return self.entrance.receive(buffer, token_ids.shape[0])
+            hidden = self.model.embed(token_ids)
+        else:
+            assert self.entrance is not None
+            hidden = self.entrance.receive(buffer, token_ids.shape[0])
+        if self._host_read is not None:
+            self._host_read.record()
+        return hidden
 
     def _restore(self, runs: tuple[Run, ...]) -> None:
         for run in runs:

@@ -107,14 +107,14 @@ class StepBuilder:
     def _rows_pass(self, step: StepInFlight, runs: tuple[Run, ...], *, ends_step: bool) -> RowsPass:
         image = self._images.acquire()
         rows = image.fill_rows(runs)
-        return RowsPass(step, ends_step, runs, image, rows, self._page_updates(runs))
+        return RowsPass(step, ends_step, runs, image, rows, self._page_updates(runs, image))
 
     def _prefill_pass(self, step: StepInFlight, run: Run, *, ends_step: bool) -> PrefillPass:
         image = self._images.acquire()
         image.fill_prefill(run.tokens, self._limits.chunk_tokens)
-        return PrefillPass(step, ends_step, run, image, self._page_updates((run,)))
+        return PrefillPass(step, ends_step, run, image, self._page_updates((run,), image))
 
-    def _page_updates(self, runs: tuple[Run, ...]) -> tuple[PageUpdate, ...]:
+    def _page_updates(self, runs: tuple[Run, ...], image: StepImage) -> tuple[PageUpdate, ...]:
         updates: list[PageUpdate] = []
         for run in runs:
             update = self._tables.changes(run.slot, run.pages)
@@ -127,6 +127,7 @@ class StepBuilder:
                     f"slot {run.slot}: {len(run.pages)} pages; at most {self._table_entries} a sequence"
                 )
             updates.append(update)
+        image.fill_pages(updates)
         return tuple(updates)
 
     def _check(self, batch: Batch, rows: int) -> None:

@@ -15,7 +15,7 @@ from tandem.loader.base import TensorHeader, TensorSource
 if TYPE_CHECKING:
     import torch
 
-    from tandem.cache.layout import PrefillLayout, RowsLayout
+    from tandem.cache.layout import LayoutMemory, PrefillLayout, RowsLayout
 
 
 class ModelSpec(Protocol):
@@ -69,6 +69,13 @@ class StageModel(Protocol):
     @property
     def working_bytes(self) -> int:
         """Bytes held beside them as long as the stage lives: fixed buffers and captured steps."""
+        ...
+
+    @property
+    def step_memory(self) -> LayoutMemory | None:
+        """Where captured steps read their layout, which the engine writes there; they gather page tables by
+        slot themselves. None: layouts may lie anywhere, and the engine brings and gathers them.
+        """
         ...
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

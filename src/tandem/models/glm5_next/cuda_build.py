@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from tandem.cache.layout import LayoutMemory
 from tandem.cache.sizes import check_page_tokens
 from tandem.core.errors import ModelUnsupportedError
 from tandem.core.log import get_logger
@@ -25,7 +26,7 @@ from tandem.models.glm5_next.cuda_head import HeadProgram, HeadStep
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
 from tandem.models.glm5_next.cuda_model import CudaStage
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
-from tandem.models.glm5_next.cuda_rows import CapturedRows, RowsInput, RowsStep, Spare
+from tandem.models.glm5_next.cuda_rows import CapturedRows, RowsInput, RowsStep, Spare, step_memory
 from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, ROW_COUNTS
 from tandem.models.glm5_next.cuda_stage import (
     AttentionMemory,
@@ -43,6 +44,19 @@ _log = get_logger("models")
 
 class _Program(Protocol):
     def run(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step, and before it the page tables of its runs."""
+
+    memory: LayoutMemory
+    program: RowsProgram
+    rows: int
+
+    def run(self) -> None:
+        self.memory.gather(self.rows)
+        self.program.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +114,11 @@ class _Capture:
         self._spare = Spare(stage.room.max_slots, stage.room.total_pages)
         self._graph_bytes = 0
         self._stream = torch.cuda.Stream(stage.device)  # type: ignore[no-untyped-call]
-        self._inputs = RowsInput.empty(stage.room.max_pages, stage.device)
+        room = stage.room
+        self._memory = step_memory(room.max_slots, room.max_pages, chunk_tokens, self._spare, stage.device)
+        self._inputs = RowsInput.of(self._memory)
         self._inputs.slots.fill_(self._spare.slot)
-        self._inputs.page_tables.fill_(self._spare.page)
-        self._inputs.positions.copy_(torch.arange(MAX_ROWS))
+        self._inputs.positions[:MAX_ROWS].copy_(torch.arange(MAX_ROWS))
 
     def stage(self) -> CudaStage:
         stage, device = self._stage, self._stage.device
@@ -116,7 +131,10 @@ class _Capture:
         compiled = time.perf_counter()
         prefill = PrefillProgram(stage, self._chunk_tokens, self._cache_dir)
         peak = self._warm_prefill(prefill)
-        row_steps = {n: RowsStep(step.streams.values, self._captured(step, n)) for n, step in rows.items()}
+        row_steps = {
+            n: RowsStep(step.streams.values, self._captured(_Step(self._memory, step, n), n))
+            for n, step in rows.items()
+        }
         head_steps = {
             n: HeadStep(head.streams.values, head.logits, self._captured(head, n))
             for n, head in heads.items()
@@ -137,8 +155,9 @@ class _Capture:
             self._chunk_tokens,
             format_bytes(peak),
         )
-        captured = CapturedRows(self._inputs, row_steps, self._spare, embeds=stage.embedding is not None)
-        return CudaStage(stage, captured, prefill, head_steps, buffers + self._graph_bytes)
+        captured = CapturedRows(self._memory, row_steps, self._spare, embeds=stage.embedding is not None)
+        working = buffers + self._memory.nbytes + self._graph_bytes
+        return CudaStage(stage, self._memory, captured, prefill, head_steps, working)
 
     def _compile(self, programs: Sequence[_Program]) -> None:
         with noting_launches() as modules:

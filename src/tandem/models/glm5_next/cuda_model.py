@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tandem.cache.layout import PrefillLayout, RowsLayout
+from tandem.cache.layout import LayoutMemory, PrefillLayout, RowsLayout
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.models.glm5_next.cuda_head import HeadStep
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
@@ -25,12 +25,14 @@ class CudaStage:
     def __init__(
         self,
         stage: DeviceStage,
+        step_memory: LayoutMemory,
         rows: CapturedRows,
         prefill: PrefillProgram,
         head: Mapping[int, HeadStep],
         working_bytes: int,
     ) -> None:
         self._stage = stage
+        self._step_memory = step_memory
         self._rows = rows
         self._prefill = prefill
         self._head = head
@@ -53,6 +55,10 @@ class CudaStage:
     @property
     def working_bytes(self) -> int:
         return self._working_bytes
+
+    @property
+    def step_memory(self) -> LayoutMemory:
+        return self._step_memory
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Steps and chunks embed by themselves: [R, S·D] of nothing in particular."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.cache.layout import PrefillLayout, RowsLayout
+from tandem.cache.layout import LayoutMemory, PrefillLayout, RowsLayout
 from tandem.kernels.hyper_connection.reference import mean_streams
 from tandem.layers.kda import KdaLayer
 from tandem.layers.operator import Operator
@@ -61,6 +61,10 @@ class Glm5NextStage:
     @property
     def working_bytes(self) -> int:
         return 0
+
+    @property
+    def step_memory(self) -> LayoutMemory | None:
+        return None
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Every stream starts as the token's embedding: int64 [R] → [R, S·D]."""

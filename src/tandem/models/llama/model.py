@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from tandem.cache.layout import PrefillLayout, RowsLayout
+from tandem.cache.layout import LayoutMemory, PrefillLayout, RowsLayout
 from tandem.cache.paged import PagedCache, PagedSpec
 from tandem.core.errors import ModelUnsupportedError
 from tandem.core.plan import StagePlan
@@ -85,6 +85,10 @@ class LlamaStage:
     @property
     def working_bytes(self) -> int:
         return 0
+
+    @property
+    def step_memory(self) -> LayoutMemory | None:
+        return None
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         assert self.embedding is not None, "this stage has no embedding"
