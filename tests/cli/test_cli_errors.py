@@ -52,7 +52,7 @@ def failing_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], N
         (["serve", "--log-level", "loud"], "Unknown log level; found: loud"),
         (["rehearse", "--scale", "medium"], "--scale cannot be read; found: medium; try: full or small"),
         (["rehearse", "--kv", "fp32"], "--kv cannot be read; found: fp32; try: fp16 or q8"),
-        (["rehearse", "--cards", "cpu:1"], "at full scale runs on one CUDA card; found: cpu:1"),
+        (["rehearse", "--cards", "cpu:1"], "at full scale runs on CUDA cards; found: cpu:1"),
         (
             ["rehearse", "--out", "/dev/null/records"],
             "/dev/null/records cannot be made; found: Not a directory",

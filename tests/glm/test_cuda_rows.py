@@ -188,8 +188,11 @@ def test_runs_are_never_cut_and_steps_never_too_large():
 
 def test_a_row_nobody_reads_is_told_its_slot_position_and_pages():
     steps = FakeSteps(embeds=False)
+    chunk = torch.randint(1, 500, (CHUNK,))
+    steps.inputs.token_ids[:CHUNK] = chunk
     steps.rows.one_row(4, 128, torch.tensor([7, 8, 9], dtype=torch.int32))
     assert steps.replayed == [1]
     given = steps.inputs
+    assert given.token_ids[:CHUNK].tolist() == chunk.tolist()  # the chunk that is about to be computed
     assert (int(given.slots[0]), int(given.positions[0])) == (4, 128)
     assert given.page_tables[0, :3].tolist() == [7, 8, 9]

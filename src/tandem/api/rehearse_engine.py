@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
 from tandem.api.card_defaults import defaults_for
 from tandem.api.cuda_cards import common_capability
 from tandem.api.load import footprint_of
-from tandem.core.batch import Batch, Run, RunKind, SequenceSpec
+from tandem.core.batch import Batch, Run, RunKind, SequenceSpec, StepResult
 from tandem.core.cards import CardRequest, format_cards
-from tandem.core.errors import EngineFault
+from tandem.core.errors import EngineFault, SettingsError
 from tandem.core.machine import usable_processors
-from tandem.core.plan import Card, MemoryTerm
+from tandem.core.plan import Card, MemoryTerm, Plan
 from tandem.core.protocols import StepEngine
 from tandem.core.requests import SamplingParams
 from tandem.engine.build import build_engine, card_device
+from tandem.engine.transfer import Entrance
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.model import build_stage
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
@@ -31,7 +35,7 @@ from tandem.planner.geometry import BitWidths
 from tandem.planner.place import PlanRequest, place
 
 SLOTS = 8
-_WARM_UP = 1
+_WARM_UP, _TRANSFERS = 1, 20
 _RESULT_S = 600.0
 """The first step of a kind compiles kernels."""
 
@@ -78,32 +82,53 @@ class _Steps:
         return _Sequence(slot, tuple(range(first_page, first_page + pages)))
 
     def prefill(self, sequence: _Sequence, tokens: int) -> float:
-        """Tokens a second of a prompt, chunk after chunk."""
+        """Tokens a second of a prompt; as many chunks in flight as there are stages."""
+        chunk = self.engine.limits.chunk_tokens
         begin = time.perf_counter()
-        for start in range(0, tokens, self.engine.limits.chunk_tokens):
-            length = min(self.engine.limits.chunk_tokens, tokens - start)
-            self._submit([self._run(sequence, RunKind.PREFILL, length)])
+        waiting: deque[Future[StepResult]] = deque()
+        for start in range(0, tokens, chunk):
+            if len(waiting) == self.engine.limits.pipeline_depth:
+                self._take(waiting.popleft())
+            length = min(chunk, tokens - start)
+            last = start + length == tokens
+            waiting.append(self._submit([self._run(sequence, RunKind.PREFILL, length, sample=last)]))
+        for chunk_done in waiting:
+            self._take(chunk_done)
         return tokens / (time.perf_counter() - begin)
 
     def rows(self, sequences: Sequence[_Sequence], rows: int) -> float:
         """Median milliseconds of a step of so many rows of each sequence, all of them accepted."""
-        times = []
-        for _ in range(_WARM_UP + self.repeats):
-            runs = [self._run(sequence, RunKind.ROWS, rows) for sequence in sequences]
-            begin = time.perf_counter()
-            self._submit(runs)
-            times.append((time.perf_counter() - begin) * 1e3)
-        return round(statistics.median(times[_WARM_UP:]), 3)
+        return self.in_turns([sequences], rows)
 
-    def _run(self, sequence: _Sequence, kind: RunKind, count: int) -> Run:
+    def in_turns(self, batches: Sequence[Sequence[_Sequence]], rows: int) -> float:
+        """As ``rows`` with all ``batches`` in flight: milliseconds until each has had its step."""
+        times: list[float] = []
+        waiting: deque[Future[StepResult]] = deque()
+        for _ in range(_WARM_UP + self.repeats + 1):
+            begin = time.perf_counter()
+            for batch in batches:
+                if len(waiting) == len(batches):
+                    self._take(waiting.popleft())
+                waiting.append(self._submit([self._run(sequence, RunKind.ROWS, rows) for sequence in batch]))
+            if len(batches) == 1:
+                self._take(waiting.popleft())
+            times.append((time.perf_counter() - begin) * 1e3)
+        for step in waiting:
+            self._take(step)
+        return round(statistics.median(times[_WARM_UP + 1 :]), 3)
+
+    def _run(self, sequence: _Sequence, kind: RunKind, count: int, *, sample: bool = True) -> Run:
         ids = torch.randint(self.vocab_size, (count,), generator=self.generator).tolist()
-        run = Run(sequence.slot, kind, tuple(ids), sequence.done, sequence.pages, sample=True)
+        run = Run(sequence.slot, kind, tuple(ids), sequence.done, sequence.pages, sample)
         sequence.done += count
         return run
 
-    def _submit(self, runs: Sequence[Run]) -> None:
+    def _submit(self, runs: Sequence[Run]) -> Future[StepResult]:
         self.number += 1
-        result = self.engine.submit(Batch(self.number, tuple(runs))).result(_RESULT_S)
+        return self.engine.submit(Batch(self.number, tuple(runs)))
+
+    def _take(self, step: Future[StepResult]) -> None:
+        result = step.result(_RESULT_S)
         if result.faults:
             raise EngineFault(f"A rehearsed step failed: {result.faults[0].message}")
 
@@ -114,20 +139,30 @@ def rehearse_engine(
     sizes: Sizes,
     requests: Sequence[CardRequest],
     cards: tuple[Card, ...],
+    *,
+    pool_tokens: int | None = None,
+    cache_format: str | None = None,
 ) -> dict[str, object]:
-    """Load, measure, and return the record: cards, steps, and bytes by term, planned and measured.
+    """Load, measure, and return the record: cards, steps, and bytes by term and card, planned and measured.
 
-    Raises UserError subclasses for cards that cannot hold or compute it, EngineFault for logits that make no
-    sense.
+    ``pool_tokens``: of all caches together; what eight sequences need if nothing is said. Raises UserError
+    subclasses for cards that cannot hold or compute it, EngineFault for logits that make no sense.
     """
     begin = time.perf_counter()
+    least = SLOTS * sizes.context
+    if pool_tokens is not None and pool_tokens < least:
+        raise SettingsError(
+            "The caches are too small for the rehearsed sequences",
+            found=f"{pool_tokens:,} tokens",
+            remedy=f"--context {least} or more",
+        )
     usual = defaults_for(cards)
-    source = RandomCheckpoint(spec, bits, card_device(cards[0]))
-    kept = spec.default_cache_format
-    footprint = footprint_of(spec, source, sizes.chunk, kept, usual.kind, common_capability(cards))
+    kept = cache_format or spec.default_cache_format
+    headers = RandomCheckpoint(spec, bits, torch.device("cpu"))
+    footprint = footprint_of(spec, headers, sizes.chunk, kept, usual.kind, common_capability(cards))
     request = PlanRequest(
         context_tokens=sizes.context,
-        pool_tokens=SLOTS * sizes.context,
+        pool_tokens=pool_tokens or least,
         max_slots=SLOTS,
         page_tokens=usual.page_tokens_of(sizes.chunk),
         chunk_tokens=sizes.chunk,
@@ -139,7 +174,7 @@ def rehearse_engine(
         [
             build_stage(
                 spec,
-                source,
+                RandomCheckpoint(spec, bits, card_device(stage.card)),  # its tensors are made where they stay
                 stage,
                 total_pages=plan.total_pages,
                 page_tokens=plan.page_tokens,
@@ -157,7 +192,11 @@ def rehearse_engine(
     loaded = time.perf_counter() - begin
     try:
         steps = _measure(engine, spec.vocab_size, sizes)
-        memory = {"planned": _by_term(plan.terms), "measured": _by_term(engine.memory())}
+        memory: dict[str, object] = {"planned": _by_term(plan.terms), "measured": _by_term(engine.memory())}
+        if len(plan.stages) > 1:
+            memory["by_card"] = _by_card(plan, engine.memory())
+            for rows in (1, 8, sizes.chunk):
+                steps[f"transfer_{rows}_rows_ms"] = _transfer(plan, spec.residual_width, rows)
     finally:
         engine.shutdown()
     return {
@@ -189,6 +228,11 @@ def _measure(engine: StepEngine, vocab_size: int, sizes: Sizes) -> dict[str, flo
     for count in (4, 8):
         every = [*short, long][:count]
         found[f"decode_{count}x{_thousands(sizes.short)}_ms"] = steps.rows(every, 1)
+    stages = engine.limits.pipeline_depth
+    if stages > 1:
+        batches = [[*short, long][i::stages] for i in range(stages)]
+        name = f"decode_{SLOTS}x{_thousands(sizes.short)}_in_{stages}_batches_ms"
+        found[name] = steps.in_turns(batches, 1)
     found[f"prefill_{sizes.long}_c{sizes.chunk}_tps"] = round(rate, 1)
     return found
 
@@ -203,6 +247,41 @@ def _by_term(terms: Sequence[MemoryTerm]) -> dict[str, int]:
     for term in terms:
         sums[term.name] = sums.get(term.name, 0) + term.bytes
     return sums
+
+
+def _by_card(plan: Plan, measured: Sequence[MemoryTerm]) -> dict[str, dict[str, object]]:
+    """Each card's layers and bytes; ``allocated`` is what torch holds there."""
+    found: dict[str, dict[str, object]] = {}
+    for stage in plan.stages:
+        name = stage.card.name
+        found[name] = {
+            "layers": f"{stage.first_layer} to {stage.end_layer - 1}",
+            "planned": _by_term([term for term in plan.terms if term.card == name]),
+            "measured": _by_term([term for term in measured if term.card == name]),
+        }
+        if stage.card.kind == "cuda":
+            found[name]["allocated"] = torch.cuda.memory_allocated(stage.card.index)
+            found[name]["peak"] = torch.cuda.max_memory_allocated(stage.card.index)
+    return found
+
+
+def _transfer(plan: Plan, width: int, rows: int) -> float:
+    """Median milliseconds that so many rows take through host memory to the next card; the slowest pair's."""
+    medians = []
+    for sender, receiver in pairwise(card_device(stage.card) for stage in plan.stages):
+        entrance = Entrance(rows, width, receiver, pinned=torch.cuda.is_available())
+        hidden = torch.zeros(rows, width, device=sender)
+        times = []
+        for _ in range(_WARM_UP + _TRANSFERS):
+            begin = time.perf_counter()
+            sent = entrance.send(hidden)
+            entrance.receive(sent, rows)
+            if receiver.type == "cuda":
+                torch.cuda.synchronize(receiver)
+            times.append((time.perf_counter() - begin) * 1e3)
+            entrance.release(sent)
+        medians.append(statistics.median(times[_WARM_UP:]))
+    return round(max(medians), 3)
 
 
 def _name(card: Card) -> str:

@@ -6,14 +6,19 @@ import datetime
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from tandem.cli.console import make_folder, notices, print_json, write_json
 from tandem.cli.facts import source_commit
+from tandem.core.cards import CardRequest, parse_cards, resolve_cards
 from tandem.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from tandem.models.glm5_next.dimensions import Glm5NextSpec
+    from tandem.planner.geometry import BitWidths
 
 _SCALES = ("full", "small")
 _CACHE_FORMATS = ("fp16", "q8")
@@ -27,7 +32,7 @@ def rehearse(
         str | None,
         typer.Option(
             "--cards",
-            help="`cuda:1` at full scale; at small scale any cards, the processor's too.",
+            help="CUDA cards at full scale; at small scale any cards, the processor's too.",
             show_default="cuda:1, or cpu:1 where there is no CUDA card",
         ),
     ] = None,
@@ -46,10 +51,12 @@ def rehearse(
 ) -> int:
     """Measure decode, verification and prefill with random weights made on the card.
 
-    At full scale the captured steps of one CUDA card are timed. At small scale a small model of the same kind
-    goes through the engine as a served one does, on any cards.
+    At full scale the captured steps of one CUDA card are timed. On several cards, and at small scale on any
+    cards, the model goes through the engine as a served one does.
 
     `tandem rehearse --out benchmarks/results`
+
+    `tandem rehearse --cards cuda:2`
 
     `tandem rehearse --context 1048832 --kv q8`
 
@@ -86,12 +93,23 @@ def _cards_here(small: bool) -> str:
 
 
 def _full(cards: str, context_tokens: int, cache_format: str) -> dict[str, object]:
-    if cards != "cuda:1":
+    requests = parse_cards(cards)
+    if any(request.kind != "cuda" for request in requests):
         raise SettingsError(
-            "A rehearsal at full scale runs on one CUDA card",
+            "A rehearsal at full scale runs on CUDA cards",
             found=cards,
             remedy="--cards cuda:1, or --scale small",
         )
+    if cards == "cuda:1":
+        return _replays(context_tokens, cache_format)
+
+    from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS
+
+    return _served(requests, RELEASED, RELEASED_BITS, context_tokens, cache_format)
+
+
+def _replays(context_tokens: int, cache_format: str) -> dict[str, object]:
+    """Captured steps of one card."""
     import torch
 
     from tandem.api.cuda_cards import common_capability, free_cuda_bytes
@@ -116,16 +134,29 @@ def _full(cards: str, context_tokens: int, cache_format: str) -> dict[str, objec
 
 
 def _small(cards: str) -> dict[str, object]:
-    from tandem.api.load import free_card_bytes
-    from tandem.api.rehearse_engine import SMALL_SIZES, rehearse_engine
-    from tandem.core.cards import parse_cards, resolve_cards
     from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
 
-    requests = parse_cards(cards)
+    return _served(parse_cards(cards), SMALL, SMALL_BITS, None, None)
+
+
+def _served(
+    requests: tuple[CardRequest, ...],
+    spec: Glm5NextSpec,
+    bits: BitWidths,
+    context_tokens: int | None,
+    cache_format: str | None,
+) -> dict[str, object]:
+    """Through the engine. ``context_tokens``: of all caches together, at full scale."""
+    from tandem.api.load import free_card_bytes
+    from tandem.api.rehearse_engine import RELEASED_SIZES, SMALL_SIZES, rehearse_engine
+
     for request in requests:
         free_card_bytes(request.kind, request.index)
-    cards_here = resolve_cards(requests, free_card_bytes)
-    return rehearse_engine(SMALL, SMALL_BITS, SMALL_SIZES, requests, cards_here)
+    resolved = resolve_cards(requests, free_card_bytes)
+    sizes = SMALL_SIZES if context_tokens is None else RELEASED_SIZES
+    return rehearse_engine(
+        spec, bits, sizes, requests, resolved, pool_tokens=context_tokens, cache_format=cache_format
+    )
 
 
 def _print_table(record: Mapping[str, object]) -> None:

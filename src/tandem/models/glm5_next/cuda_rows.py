@@ -124,9 +124,11 @@ class CapturedRows:
         return torch.cat(parts)
 
     def one_row(self, slot: int, position: int, page_table: torch.Tensor) -> None:
-        """A row of token 0 whose result nobody reads. page_table: int32 [pages]."""
+        """A row whose result nobody reads, of the token that lies there: it may be a chunk's first.
+
+        page_table: int32 [pages].
+        """
         words, tables = self._memory.words, self._memory.slot_tables
-        words.token_ids[0].zero_()
         words.positions[0].fill_(position)
         words.run_of_row[0].zero_()
         words.run_starts[:2].copy_(torch.arange(2))
