@@ -26,6 +26,8 @@ class LayoutWords:
 
     memory: torch.Tensor
     """int32, all of the above."""
+    of_rows: torch.Tensor
+    """What a ROWS pass has of it: the integers and M tokens."""
     positions: torch.Tensor
     run_of_row: torch.Tensor
     slots: torch.Tensor
@@ -42,6 +44,7 @@ class LayoutWords:
         memory = torch.zeros(size, dtype=torch.int32, device=device, pin_memory=pinned)
         return cls(
             memory,
+            memory[: ints + 2 * rows],
             memory[:rows],
             memory[rows : 2 * rows],
             memory[2 * rows : 3 * rows],
@@ -49,10 +52,9 @@ class LayoutWords:
             memory[ints:].view(torch.int64),
         )
 
-    def copy_rows(self, image: LayoutWords, rows: int) -> None:
+    def copy_rows(self, image: LayoutWords) -> None:
         """Take a ROWS pass over from ``image``, of the same sizes; the copy is queued where it can be."""
-        end = self.memory.shape[0] - 2 * (self.token_ids.shape[0] - rows)
-        self.memory[:end].copy_(image.memory[:end], non_blocking=True)
+        self.of_rows.copy_(image.of_rows, non_blocking=True)
 
     def copy_chunk(self, image: LayoutWords) -> None:
         """Take a chunk's tokens over from ``image``, as ``copy_rows``."""

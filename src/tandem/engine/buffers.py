@@ -51,7 +51,7 @@ class StageBuffers:
 
     def load_rows(self, image: StepImage, rows: int, runs: int) -> RowsLayout:
         """The layout of a ROWS pass, valid until the next ``load``."""
-        self._memory.words.copy_rows(image.words, rows)
+        self._memory.words.copy_rows(image.words)
         if self._gathers:
             self._memory.gather(runs)
         layout = self._layouts.get((rows, runs))

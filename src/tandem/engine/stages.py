@@ -52,6 +52,7 @@ class Stage:
         self._thread: threading.Thread | None = None
         self._host_read = torch.cuda.Event() if plan.card.kind == "cuda" else None  # type: ignore[no-untyped-call]
         """The card has read all that a pass takes from host memory."""
+        self._stream: torch.cuda.Stream | None = None
 
     def memory(self) -> tuple[MemoryTerm, ...]:
         """What is allocated on the stage's card."""
@@ -96,6 +97,7 @@ class Stage:
         use_threads(threads)
         if self.plan.card.kind == "cuda":
             torch.cuda.set_device(self.plan.card.index)
+            self._stream = torch.cuda.current_stream()
         try:
             with torch.inference_mode():
                 while (parcel := self._inbox.get()) is not None and not self._stopping.is_set():
@@ -123,20 +125,18 @@ class Stage:
 
     def _pass(self, item: Pass, buffer: HostBuffer | None, finished: Callable[[Pass], None]) -> None:
         hidden = self._compute(item, buffer)
-        if self._next is None:
-            self._sample(item, hidden)
-        else:
+        if self._next is not None:
             assert self._next.entrance is not None
             sent = self._next.entrance.send(hidden)
             self._next.put(item, sent)
-        if buffer is None and self._next is not None:
-            return  # whoever comes last waits for this stage's copies too
-        if self._host_read is not None:
-            self._host_read.synchronize()
+        else:
+            self._sample(item, hidden)
         if buffer is not None:
             assert self.entrance is not None
+            self._wait_for_host_reads()
             self.entrance.release(buffer)
         if self._next is None:
+            self._wait_for_host_reads()  # those of earlier stages came before
             finished(item)
 
     def _compute(self, item: Pass, buffer: HostBuffer | None) -> torch.Tensor:
@@ -164,8 +164,12 @@ class Stage:
             assert self.entrance is not None
             hidden = self.entrance.receive(buffer, token_ids.shape[0])
         if self._host_read is not None:
-            self._host_read.record()
+            self._host_read.record(self._stream)
         return hidden
+
+    def _wait_for_host_reads(self) -> None:
+        if self._host_read is not None:
+            self._host_read.synchronize()
 
     def _restore(self, runs: tuple[Run, ...]) -> None:
         for run in runs:

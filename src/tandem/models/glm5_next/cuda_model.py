@@ -40,7 +40,8 @@ class CudaStage:
         slots = [layer.memory for layer in stage.layers if isinstance(layer.memory, DeviceSlots)]
         self._states = SlotStates(slots, stage.room.max_slots)
         self._after_rows = False
-        self._no_hidden = torch.empty(1, stage.spec.residual_width, device=stage.device)
+        nothing = torch.empty(1, stage.spec.residual_width, device=stage.device)
+        self._no_hidden = [nothing.expand(rows, -1) for rows in range(MAX_ROWS + 1)]
         vocabulary = stage.spec.vocab_size if stage.head else 0
         self._host_logits = torch.empty(MAX_ROWS, vocabulary, pin_memory=True)
 
@@ -62,7 +63,8 @@ class CudaStage:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Steps and chunks embed by themselves: [R, S·D] of nothing in particular."""
-        return self._no_hidden.expand(token_ids.shape[0], -1)
+        rows = token_ids.shape[0]
+        return self._no_hidden[rows] if rows <= MAX_ROWS else self._no_hidden[1].expand(rows, -1)
 
     def forward_rows(self, hidden: torch.Tensor, layout: RowsLayout) -> torch.Tensor:
         self._after_rows = True

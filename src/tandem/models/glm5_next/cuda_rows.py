@@ -103,24 +103,28 @@ class CapturedRows:
         self, memory: LayoutMemory, steps: Mapping[int, RowsStep], spare: Spare, *, embeds: bool
     ) -> None:
         self._memory = memory
+        self._in_place = memory.words.positions.data_ptr()
         self._steps = steps
         self._spare = spare
         self._embeds = embeds
+        buckets = {rows: steps[bucket_of(rows)] for rows in range(1, MAX_ROWS + 1)}
+        self._of_rows = {rows: (step, step.values.flatten(1)[:rows]) for rows, step in buckets.items()}
+        """The step of so many rows and their residual streams."""
 
     def forward(self, hidden: torch.Tensor, layout: RowsLayout) -> torch.Tensor:
         """fp32 [R, S·D] -> [R, S·D], valid until the next call; ``hidden`` is not read where steps embed."""
         rows, runs = layout.token_ids.shape[0], layout.slots.shape[0]
         if rows <= MAX_ROWS:
-            if layout.positions.data_ptr() != self._memory.words.positions.data_ptr():
+            if layout.positions.data_ptr() != self._in_place:
                 self._describe(layout, (0, rows), (0, runs))
-            return self._step(hidden, runs)
-        layout = self._kept(layout)
+            return self._step(hidden, rows, runs)
+        layout = _kept(layout)
         starts = layout.run_starts.tolist()
         parts = []
         for first, end in cut_runs(starts):
             span = (starts[first], starts[end])
             self._describe(layout, span, (first, end))
-            parts.append(self._step(hidden[span[0] : span[1]], end - first).clone())
+            parts.append(self._step(hidden[span[0] : span[1]], span[1] - span[0], end - first).clone())
         return torch.cat(parts)
 
     def one_row(self, slot: int, position: int, page_table: torch.Tensor) -> None:
@@ -138,14 +142,12 @@ class CapturedRows:
         self._steps[1].values.zero_()
         self._steps[1].replay()
 
-    def _step(self, hidden: torch.Tensor, runs: int) -> torch.Tensor:
-        """Replay the step that is described: rows of ``hidden``, so many runs."""
-        rows = hidden.shape[0]
-        bucket = bucket_of(rows)
+    def _step(self, hidden: torch.Tensor, rows: int, runs: int) -> torch.Tensor:
+        """Replay the step that is described."""
+        step, streams = self._of_rows[rows]
+        bucket = step.values.shape[0]
         if bucket > rows:
             self._pad(rows, runs, bucket)
-        step = self._steps[bucket]
-        streams = step.values.flatten(1)[:rows]
         if not self._embeds:
             streams.copy_(hidden)
         step.replay()
@@ -175,13 +177,14 @@ class CapturedRows:
             slots, given = layout.slots[run:run_end].long(), layout.page_tables[run:run_end]
             tables[slots, : given.shape[1]] = given
 
-    def _kept(self, layout: RowsLayout) -> RowsLayout:
-        """The layout where describing its parts does not overwrite it. Page tables are read by slot."""
-        return RowsLayout(
-            layout.token_ids.clone(),
-            layout.positions.clone(),
-            layout.run_of_row.clone(),
-            layout.run_starts.clone(),
-            layout.slots.clone(),
-            layout.page_tables,
-        )
+
+def _kept(layout: RowsLayout) -> RowsLayout:
+    """The layout where describing its parts does not overwrite it. Page tables are read by slot."""
+    return RowsLayout(
+        layout.token_ids.clone(),
+        layout.positions.clone(),
+        layout.run_of_row.clone(),
+        layout.run_starts.clone(),
+        layout.slots.clone(),
+        layout.page_tables,
+    )
