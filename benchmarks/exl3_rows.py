@@ -1,6 +1,6 @@
 """EXL3 row products of GLM-5.3-Flash's shapes on one card: time, weights and bytes a second, by block shape.
 
-    python benchmarks/exl3_rows.py [--shapes 8,4,4,4,6 8,8,4,2,6] [--out FILE]
+    python benchmarks/exl3_rows.py [--shapes 4,8,2,3,3,32 8,4,1,3,4,32] [--out FILE]
 
 Each product is captured in a CUDA graph over several copies of its weights, so that the cache does not help
 and launches do not count. The integer product alone is timed.
@@ -37,13 +37,14 @@ CASES = [
 
 
 def build(define: tuple[int, int, tuple[int, ...]]) -> None:
-    bits, rows, (tiles, warps, depth, blocks, left) = define
+    bits, rows, (tiles, warps, columns, depth, blocks, left) = define
     source = SOURCE.with_defines(
         BITS_A=bits,
         BITS_B=bits,
         ROWS=rows,
         TILES=tiles,
         WARPS=warps,
+        COLUMN_WARPS=columns,
         DEPTH=depth,
         BLOCKS=blocks,
         SHIFTED_LEFT=left,
@@ -103,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", default=["8,4,4,4,6"])
+    parser.add_argument("--shapes", nargs="+", default=["4,8,2,3,3,32"])
     parser.add_argument("--splits", nargs="+", type=int, default=[1, 2, 3, 4, 5, 6, 8, 12])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cases", nargs="+", type=int, default=list(range(len(CASES))))

@@ -110,3 +110,32 @@ def test_groups_of_other_widths_and_experts_of_two_rates(kernels):
         for pair, (row, matrix) in enumerate(pairs):
             expected = exact(x[row : row + 1], stack, group, matrix)[0]
             assert (y[pair] - expected).norm() / expected.norm() < 5e-4
+
+
+@pytest.mark.parametrize("rows", [8, 13])
+def test_jobs_of_few_and_of_many_rows_in_one_launch(kernels, rows):
+    """Jobs of 1, 4, 5 and all rows; two rates. Each pair's bits are those of its row alone."""
+    stack = Exl3Stack.of([[random_matrix(512, 256, 5 if m == 3 else 3, 20 + m) for m in range(4)]])
+    x = torch.randn(rows, 512).cuda()
+
+    def ints(*values):
+        return torch.tensor(values, dtype=torch.int32).cuda()
+
+    sizes = (1, 4, 5, rows)
+    pairs = [(rows - 1 - row, matrix) for matrix, size in enumerate(sizes) for row in range(size)]
+    starts = [sum(sizes[:job]) for job in range(5)]
+    jobs = Jobs(
+        ints(*(row for row, _ in pairs)),
+        ints(*(matrix for _, matrix in pairs)),
+        ints(len(pairs)),
+        ints(*starts),
+        ints(0, 1, 2, 3),
+        ints(4),
+    )
+    together = run(kernels, stack, x, jobs=jobs)
+    for pair, (row, matrix) in enumerate(pairs):
+        own = Jobs(ints(0), ints(matrix), ints(1), ints(0, 1), ints(matrix), ints(1))
+        alone = run(kernels, stack, x[row : row + 1].contiguous(), jobs=own)[0]
+        assert torch.equal(alone, together[pair])
+        expected = exact(x[row : row + 1].cpu(), stack, matrix=matrix)[0]
+        assert (together[pair].cpu() - expected).norm() / expected.norm() < 5e-4

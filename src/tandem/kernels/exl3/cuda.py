@@ -23,30 +23,45 @@ from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "exl3_rows.cu")
 ROW_BUCKETS = (1, 2, 4, 8, 16)
+STEP_TILES = 4
+"""K-tiles that a warp works on at once (integer.cuh)."""
 _ACTIVATIONS_LIMIT_BYTES = 40 * 1024
-"""Of a block, four of which share a processor; more activations than fit are split along k."""
+"""Of a block, several of which share a processor; more activations than fit are split along k."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How a product is cut into blocks; changes its speed, not its bits."""
 
-    tiles: int = 8
-    """Tiles of 16 outputs that a warp works on side by side."""
-    warps: int = 4
-    """They share a block's outputs and divide k."""
-    depth: int = 4
+    tiles: int = 4
+    """Tiles of 16 outputs that a warp works on side by side, 4 or 8."""
+    warps: int = 8
+    columns: int = 2
+    """Warps side by side in the outputs, which share activations; the others divide k."""
+    depth: int = 3
     """Steps of a warp whose tiles are on their way or at hand."""
-    blocks: int = 4
+    blocks: int = 3
     """Blocks a processor must be able to hold."""
-    shifted_left: int = 6
+    shifted_left: int = 32
     """Windows before this one are cut out on the multiplier's pipe, the others by masks."""
 
+    @property
+    def k_warps(self) -> int:
+        return self.warps // self.columns
 
-FEW_BLOCKS = Shape(warps=8, blocks=2)
-"""For up to four rows and few outputs, so that k has to be cut finely: more of the cuts within a block."""
-MANY_ROWS = {8: Shape(blocks=3), 16: Shape(tiles=4, blocks=3)}
-"""By row bucket."""
+    @property
+    def outputs(self) -> int:
+        """Of a block."""
+        return 16 * self.tiles * self.columns
+
+    def k_tiles(self, inputs: int, splits: int) -> int:
+        """K-tiles of a block that has room for the largest share of ``splits``."""
+        per_split = -(-inputs // (16 * STEP_TILES * splits))
+        return -(-per_split // self.k_warps) * self.k_warps * STEP_TILES
+
+
+SHAPES = {1: Shape(), 2: Shape(), 4: Shape(), 8: Shape(), 16: Shape(blocks=2)}
+"""By row bucket, measured on an H200 (benchmarks/exl3_rows.py)."""
 
 
 def row_bucket(rows: int) -> int:
@@ -54,26 +69,19 @@ def row_bucket(rows: int) -> int:
     return next(bucket for bucket in ROW_BUCKETS if bucket >= rows)
 
 
-def shape_for(outputs: int, jobs: int, bucket: int, processors: int) -> Shape:
-    """Measured on an H200 (benchmarks/exl3_rows.py)."""
-    if bucket > 4:
-        return MANY_ROWS[bucket]
-    return FEW_BLOCKS if 2 * -(-outputs // ROTATION) * jobs <= processors else Shape()
-
-
 def splits_for(inputs: int, outputs: int, jobs: int, most_rows: int, processors: int, shape: Shape) -> int:
     """Cuts of k: enough that activations fit in shared memory, and blocks for every processor.
 
-    Measured on an H200: one wave of large blocks where there are few; else up to nine blocks a processor in
-    up to four cuts, so that the last ones to end leave little idle.
+    Measured on an H200: one wave of blocks where there are few; else up to nine blocks a processor in up to
+    four cuts, so that the last ones to end leave little idle.
     """
     k_tiles = inputs // 16
-    for_memory = -(-2 * row_bucket(most_rows) * (inputs + 16) // _ACTIVATIONS_LIMIT_BYTES)
-    blocks = -(-outputs // (16 * shape.tiles)) * jobs
+    for_memory = -(-2 * row_bucket(most_rows) * (inputs + 64) // _ACTIVATIONS_LIMIT_BYTES)
+    blocks = -(-outputs // shape.outputs) * jobs
     if 2 * blocks <= processors:
-        wanted = min(max(48 // shape.warps, 2 * processors // blocks), k_tiles // (2 * shape.warps))
+        wanted = min(2 * processors // blocks, k_tiles // (STEP_TILES * shape.k_warps))
     else:
-        wanted = min(max(9 * processors // blocks, k_tiles // 128), 4, k_tiles // (4 * shape.warps))
+        wanted = min(max(9 * processors // blocks, k_tiles // 128), 4, k_tiles // (2 * STEP_TILES * shape.k_warps))
     return max(for_memory, wanted, 1)
 
 
@@ -115,7 +123,7 @@ class Exl3Rows:
             stack.groups * jobs.most_jobs,
             most_rows,
             self.processors,
-            self._shape(stack, jobs, row_bucket(most_rows)),
+            self._shape(row_bucket(most_rows)),
         )
 
     def product(
@@ -127,10 +135,13 @@ class Exl3Rows:
         most_rows: int,
         beside: Beside | None = None,
         gated: Gated | None = None,
+        *,
+        settled: bool = False,
     ) -> None:
         """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16.
 
-        ``beside`` and ``gated`` need an integer stack.
+        ``beside`` and ``gated`` need an integer stack. ``settled``: the launch before this one is an integer
+        product over the same jobs, so that they are known before it ends.
         """
         bucket = row_bucket(most_rows)
         if not stack.integer:
@@ -138,18 +149,16 @@ class Exl3Rows:
             assert gated is None
             DecodedRows(self.device, self.cache_dir).product(rows, stack, jobs, out, bucket)
             return
-        per_split = -(-(stack.inputs // 16) // out.splits)
-        shape = self._shape(stack, jobs, bucket)
-        per_warp = -(-per_split // shape.warps)
-        activations = 2 * bucket * (per_warp * shape.warps * 16 + 16)
-        rings = shape.warps * shape.depth * shape.tiles * 32 * stack.rates[1]
-        totals = 4 * 2 * bucket * shape.tiles * 16
+        shape = self._shape(bucket)
+        activations = 2 * bucket * (16 * shape.k_tiles(stack.inputs, out.splits) + 64)
+        rings = 4 * shape.warps * shape.depth * STEP_TILES * (shape.tiles * 8 * stack.rates[1] + 24)
+        totals = 4 * 2 * bucket * shape.outputs
         errand = beside.errand if beside else None
         small = beside.weight if beside else None
         dense_outputs, dense_inputs = (0, 0) if small is None else small.shape
         beside_blocks = -(-dense_outputs // (shape.warps * out.splits)) + int(errand is not None)
-        blocks = -(-stack.widest // (16 * shape.tiles))
-        self._module(stack.rates, bucket, shape).launch(
+        blocks = -(-stack.widest // shape.outputs)
+        self._module(stack.rates, bucket).launch(
             "product_rows",
             (beside_blocks + blocks, out.splits, stack.groups * jobs.most_jobs),
             (shape.warps * 32, 1, 1),
@@ -169,7 +178,7 @@ class Exl3Rows:
             stack.matrices,
             jobs.capacity,
             stack.groups,
-            int(jobs.fixed),
+            int(jobs.fixed or settled),
             beside_blocks,
             small,
             beside.x if beside else None,
@@ -239,17 +248,18 @@ class Exl3Rows:
             float("inf") if limit is None else float(limit),
         )
 
-    def _shape(self, stack: Exl3Stack, jobs: Jobs, bucket: int) -> Shape:
-        return self.shape or shape_for(stack.widest, stack.groups * jobs.most_jobs, bucket, self.processors)
+    def _shape(self, bucket: int) -> Shape:
+        return self.shape or SHAPES[bucket]
 
-    def _module(self, rates: tuple[int, int], rows: int, shape: Shape | None = None) -> KernelModule:
-        shape = shape or Shape()
+    def _module(self, rates: tuple[int, int], rows: int) -> KernelModule:
+        shape = self._shape(rows)
         source = SOURCE.with_defines(
             BITS_A=rates[0],
             BITS_B=rates[1],
             ROWS=rows,
             TILES=shape.tiles,
             WARPS=shape.warps,
+            COLUMN_WARPS=shape.columns,
             DEPTH=shape.depth,
             BLOCKS=shape.blocks,
             SHIFTED_LEFT=shape.shifted_left,

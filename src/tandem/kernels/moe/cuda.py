@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.exl3.operands import Exl3Stack, Inputs, Jobs
+from tandem.kernels.exl3.operands import NO_ERRAND, Exl3Stack, Inputs, Jobs, SiteErrand
 from tandem.kernels.exl3.reference import ROTATION
 from tandem.kernels.nvrtc import KernelSource, kernel_module
 
@@ -72,8 +72,9 @@ class Router:
         correction_bias: torch.Tensor,
         out: Routing,
         rotation: Rotation | None = None,
+        errand: SiteErrand | None = None,
     ) -> None:
-        """logits fp32 [R, E], correction_bias fp32 [E]."""
+        """logits fp32 [R, E], correction_bias fp32 [E]; ``errand`` is done beside it."""
         rows, experts = logits.shape
         jobs = out.jobs
         groups, width = (rotation.stack.groups, rotation.stack.inputs) if rotation else (0, 0)
@@ -81,7 +82,7 @@ class Router:
         source = SOURCE.with_defines(LANE_EXPERTS=-(-experts // 32))
         kernel_module(source, self.device, self.cache_dir).launch(
             "route",
-            (max(1, min(-(-rotations // _WARPS), self.processors)), 1, 1),
+            (max(1, min(-(-rotations // _WARPS), self.processors)) + int(errand is not None), 1, 1),
             (32 * _WARPS, 1, 1),
             logits,
             correction_bias,
@@ -107,4 +108,5 @@ class Router:
             width,
             groups,
             jobs.capacity,
+            *(errand.arguments() if errand else NO_ERRAND),
         )

@@ -287,9 +287,9 @@ class RowsProgram:
         errand = self._enter(site, self._x, None, None)
         inputs = self._scratch.inputs(2 * jobs.capacity, tensors.gate_up.inputs)
         logits = self._small_output(tensors.router)
-        self._dense.multiply(tensors.router, self._x, logits, self._bucket, errand)
+        self._dense.multiply(tensors.router, self._x, logits, self._bucket)
         rotation = Rotation(self._x, tensors.gate_up, inputs)
-        self._router.route(logits, tensors.correction_bias, routing, rotation)
+        self._router.route(logits, tensors.correction_bias, routing, rotation, errand)
         sums = self._gated(inputs, tensors, jobs)
         return Output(
             sums,
@@ -309,7 +309,7 @@ class RowsProgram:
         else:
             sums = self._product(inputs, gate_up, jobs, beside)
             self._exl3.finish_gate_up(sums, gate_up, down, jobs, rotated, limit)
-        return self._product(rotated, down, jobs)
+        return self._product(rotated, down, jobs, settled=gate_up.integer)
 
     def _enter(
         self, site: SiteWeights, x: torch.Tensor | None, suh: torch.Tensor | None, inputs: Inputs | None
@@ -328,13 +328,15 @@ class RowsProgram:
         jobs: Jobs,
         beside: Beside | None = None,
         gated: Gated | None = None,
+        *,
+        settled: bool = False,
     ) -> Sums:
         if beside is not None and not stack.integer:
             self._apart(beside)
             beside = None
         splits = self._exl3.splits(stack, jobs, self._rows)
         out = self._scratch.outputs(splits, stack.groups * jobs.capacity, stack.widest, stack.integer)
-        self._exl3.product(inputs, stack, jobs, out, self._rows, beside, gated)
+        self._exl3.product(inputs, stack, jobs, out, self._rows, beside, gated, settled=settled)
         return out
 
     def _apart(self, beside: Beside) -> None:

@@ -55,16 +55,18 @@ __device__ __forceinline__ void finish_gated(const Gated& to, const Partial& fro
 
 // trellis u64 [groups, matrices]: address of each matrix's tiles [inputs/16, outputs/16, 8 K] u32; bits and
 // outputs int32 [groups, matrices]. job_start [jobs + 1] in pairs, job_matrix [jobs], the same for all groups.
-// fixed_jobs: no earlier kernel writes them, so that weights can be asked for before its end.
+// fixed_jobs: no kernel writes them that may still run when this one begins, so that weights can be asked for before
+// the end of the one before. For that, a product whose jobs are not fixed lets the next kernel begin only when
+// they are there.
 // -> partial int32 [splits, groups * pairs, 2, pitch], sums [splits, groups * pairs], scale [groups * pairs].
-// Grid: (blocks beside + widest outputs / (16 TILES), splits, groups * most jobs); a split's k-tiles are divided
-// among the warps. The first `beside` blocks in x have nothing to do with the rest but their place in the step: they
+// Grid: (blocks beside + widest outputs / (16 TILES COLUMN_WARPS), splits, groups * most jobs); a split's k-tiles are
+// divided among the groups of warps. The first `beside` blocks in x have nothing to do with the rest but their place in the step: they
 // multiply a small fp16 matrix (dense_row.cuh) and, the last of them, make a site's coefficients for dense_rows rows
 // (site_partial null: not wanted).
 //
-// Gated (gated_rotated not null; TILES at most 8): the last block to bring its part of 128 gate and up outputs
+// Gated (gated_rotated not null; at most 128 outputs a block): the last block to bring its part of 128 gate and up outputs
 // makes the down projection's input of them. arrivals int32 [jobs, outputs / 128], zero before and after.
-// Dynamic shared memory: totals int32 [2 ROWS, 16 TILES], 2 ROWS columns of activations, a ring for each warp.
+// Dynamic shared memory: totals int32 [2 ROWS, 16 TILES COLUMN_WARPS], 2 ROWS columns of activations, a ring for each warp.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     product_rows(const unsigned long long* trellis, const int* bits,
                  const int* outputs_of, const float* rotated,
@@ -78,11 +80,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
                  float norm_eps,
                  const __half* gated_svh, const __half* gated_suh, float* gated_rotated, float* gated_peaks,
                  int* arrivals, float limit) {
-    constexpr int OUTPUTS = TILES * 16, RING_WORDS = DEPTH * TILES * 8 * (BITS_A > BITS_B ? BITS_A : BITS_B);
+    constexpr int OUTPUTS = TILES * 16 * COLUMN_WARPS, K_WARPS = WARPS / COLUMN_WARPS;
+    constexpr int RING_WORDS = DEPTH * STEP * (TILES * 8 * MOST_BITS + 24);  // 24: most padding
     extern __shared__ __align__(16) int totals[];
     __shared__ int row_sums[ROWS];
     const int warp = threadIdx.x >> 5;
-    let_next_begin();
+    if (fixed_jobs || blockIdx.x < beside) let_next_begin();
     if (blockIdx.x < beside) {
         if (blockIdx.z) return;
         if (site_partial && blockIdx.x == beside - 1) {
@@ -112,29 +115,36 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
             asm volatile("prefetch.global.L2 [%0];" ::"l"(outputs_of + entry));
         }
         wait_for_earlier();
+        let_next_begin();
     }
-    const int jobs = *job_count, matrix_of_job = job_matrix[job];
-    const int first_pair = job_start[job], end_pair = job_start[job + 1];
+    // Past the first-level cache, which may hold what was there before.
+    const int jobs = __ldcg(job_count), matrix_of_job = __ldcg(job_matrix + job);
+    const int first_pair = __ldcg(job_start + job), end_pair = __ldcg(job_start + job + 1);
     if (job >= jobs) return;
     const int matrix = group * matrices + matrix_of_job;
     const int outputs = outputs_of[matrix];
     if (block * OUTPUTS >= outputs) return;
-    const int k_tiles = inputs / 16, per_split = (k_tiles + gridDim.y - 1) / gridDim.y;
-    const int per_warp = (per_split + WARPS - 1) / WARPS, stride = WARPS * per_warp * 16 + 16;  // + 16: other banks
+    const int k_tiles = inputs / 16, per_split = STEP * ((k_tiles + STEP * gridDim.y - 1) / (STEP * gridDim.y));
+    const int per_group = STEP * ((per_split + STEP * K_WARPS - 1) / (STEP * K_WARPS));
+    const int stride = K_WARPS * per_group * 16 + 64;  // + 64: other banks
+    const int k_group = warp / COLUMN_WARPS, column = warp % COLUMN_WARPS;
     const int end_split = min(k_tiles, (int)(blockIdx.y + 1) * per_split);
-    const int first = min(end_split, (int)blockIdx.y * per_split + warp * per_warp);
-    const int end = min(end_split, first + per_warp);
+    const int first = min(end_split, (int)blockIdx.y * per_split + k_group * per_group);
+    const int end = min(end_split, first + per_group), n_tile = (block * COLUMN_WARPS + column) * TILES;
     const int pair = group * pair_capacity + first_pair, pairs = min(end_pair - first_pair, ROWS);
     const size_t of_split = (size_t)blockIdx.y * groups * pair_capacity + pair;
     // Who publishes scale and sums: of a gated launch every block, as the last one to arrive needs them.
     const bool publishes = block == 0 || gated_rotated;
-    i8* columns = (i8*)(totals + 2 * ROWS * OUTPUTS) + warp * per_warp * 16;
+    i8* columns = (i8*)(totals + 2 * ROWS * OUTPUTS) + k_group * per_group * 16;
     u32* ring = (u32*)((i8*)(totals + 2 * ROWS * OUTPUTS) + 2 * ROWS * stride) + warp * RING_WORDS;
 
     const auto prepare = [&] {
         if (fixed_jobs) wait_for_earlier();
-        quantize_rows(columns, stride, rotated + (size_t)pair * inputs, peaks + (size_t)pair * (inputs / ROTATION),
-                      pairs, inputs, first, end, scale + pair, row_sums, publishes);
+        const int part = (end - first + COLUMN_WARPS - 1) / COLUMN_WARPS, from = min(end, first + column * part);
+        quantize_rows(columns + (from - first) * 16, stride, rotated + (size_t)pair * inputs,
+                      peaks + (size_t)pair * (inputs / ROTATION), pairs, inputs, from, min(end, from + part),
+                      scale + pair, row_sums, publishes);
+        together(k_group);
     };
     int acc[PASSES][TILES][4];
 #pragma unroll
@@ -144,10 +154,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 #pragma unroll
             for (int j = 0; j < 4; j++) acc[p][i][j] = 0;
     const u32* tiles = (const u32*)trellis[matrix];
-    if (BITS_A == BITS_B || bits[matrix] == BITS_A)
-        multiply<BITS_A>(acc, tiles, ring, columns, stride, first, end, outputs / 16, block * TILES, prepare);
-    else
-        multiply<BITS_B>(acc, tiles, ring, columns, stride, first, end, outputs / 16, block * TILES, prepare);
+    const auto times = [&](auto rate, auto passes) {
+        multiply<rate(), passes()>(acc, tiles, ring, columns, stride, first, end, outputs / 16, n_tile, prepare);
+    };
+    const bool few = PASSES > 1 && pairs <= 4;
+    if (BITS_A == BITS_B || bits[matrix] == BITS_A) {
+        if (few) times(Number<BITS_A>(), Number<1>());
+        else times(Number<BITS_A>(), Number<PASSES>());
+    } else {
+        if (few) times(Number<BITS_B>(), Number<1>());
+        else times(Number<BITS_B>(), Number<PASSES>());
+    }
 
     // Sums over the warps: integers, so any order gives the same. Lane q of a quad has row 4 p + q; rows past
     // `pairs` held stale bytes and are dropped.
@@ -158,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
         if (row >= pairs) continue;
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            int* at = totals + row * 2 * OUTPUTS + i * 16 + r;
+            int* at = totals + row * 2 * OUTPUTS + (column * TILES + i) * 16 + r;
             atomicAdd(at, acc[p][i][0]);
             atomicAdd(at + OUTPUTS, acc[p][i][1]);
             atomicAdd(at + 8, acc[p][i][2]);

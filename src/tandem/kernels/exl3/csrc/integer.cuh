@@ -2,8 +2,9 @@
 // unit that adds them.
 //
 // Macros: BITS_A, BITS_B (1..8; a matrix has one of the two), ROWS (1, 2, 4, 8, 16: most pairs of a job),
-// TILES (n-tiles of 16 columns a warp holds), WARPS, DEPTH (steps of TILES tiles in the ring), BLOCKS (a processor,
-// at least), SHIFTED_LEFT (see window_at).
+// TILES (n-tiles of 16 columns a warp holds: 4 or 8), WARPS, COLUMN_WARPS (how many of them stand side by side in the
+// outputs and share activations; the others divide k), DEPTH (steps in the ring), BLOCKS (a processor, at least),
+// SHIFTED_LEFT (see window_at).
 
 #include "exl3.cuh"
 
@@ -22,76 +23,89 @@
 #ifndef WARPS
 #define WARPS 8
 #endif
+#ifndef COLUMN_WARPS
+#define COLUMN_WARPS 2
+#endif
 #ifndef DEPTH
-#define DEPTH 4
+#define DEPTH 3
 #endif
 #ifndef BLOCKS
 #define BLOCKS 2
 #endif
 #ifndef SHIFTED_LEFT
-#define SHIFTED_LEFT 6
+#define SHIFTED_LEFT 32
+#endif
+#ifndef CENTRED
+#define CENTRED 1
 #endif
 #define PASSES ((ROWS + 3) / 4)  // of four rows each
+#define STEP 4                   // k-tiles that a warp works on at once, one for each lane of a quad
+#define MOST_BITS (BITS_A > BITS_B ? BITS_A : BITS_B)
+
+template <int N>
+struct Number {
+    __device__ constexpr int operator()() const { return N; }
+};
 
 // Weights are A (16 outputs by 8 inputs, four bytes each), activations B (8 columns: two halves of four rows).
 __device__ __forceinline__ void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Powers of two that the compiler does not know for such.
+__constant__ u32 power_of_two[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+
 // Bits 16 - OFFSET .. 31 - OFFSET of v. A left shift can run on the multiplier's pipe, which has room, as a product
-// with a power of two that the compiler does not know for one (`one`); a mask cannot. SHIFTED_LEFT says for how many
-// of a tile's windows to do that.
+// with a power of two; a mask cannot. SHIFTED_LEFT says for how many of a lane's windows to do that.
 template <int OFFSET, bool LEFT>
-__device__ __forceinline__ u32 window_at(u32 v, u32 one) {
+__device__ __forceinline__ u32 window_at(u32 v) {
     if constexpr (OFFSET == 0) return v >> 16;
     else if constexpr (OFFSET == 8) return __byte_perm(v, 0, 0x4421);
     else if constexpr (OFFSET == 16) return v & 0xffffu;
     else if constexpr (!LEFT) return (v >> (16 - OFFSET)) & 0xffffu;
-    else {
-        u32 power, shifted;
-        asm("shl.b32 %0, %1, %2;" : "=r"(power) : "r"(one), "n"(OFFSET));
-        asm("mul.lo.u32 %0, %1, %2;" : "=r"(shifted) : "r"(v), "r"(power));
-        return shifted >> 16;
-    }
+    else return (v * power_of_two[OFFSET]) >> 16;
 }
 
-// A lane's bits of a tile: eight windows of 16 bits, BITS apart.
+// A lane's 32 positions of a tile are BITS whole words of it: where a window begins is known to the compiler.
 template <int BITS>
 struct LaneBits {
-    static constexpr int SPAN = 7 * BITS + 16;
-    static constexpr int WORDS = BITS >= 5 ? 3 : 2;  // they may begin anywhere in the first
-    // Where the word in the middle begins, so that few windows lie across two words.
-    static constexpr int CENTRE = BITS >= 5 ? (16 / BITS + 1) * BITS : SPAN - 32;
-    u32 head, centre, next, last;  // from bit 0, CENTRE, 32, 64
+    static constexpr int VECTOR = BITS % 4 == 0 ? 4 : BITS % 2 == 0 ? 2 : 1;  // words a load
+    // Between the tiles of a step, so that the lanes of a warp read from different banks.
+    static constexpr int PADDING = BITS / VECTOR * 8 % 32;
+    static constexpr int PITCH = TILES * 8 * BITS + PADDING;  // 32-bit words of a k-tile in the ring
+    u32 word[1 + BITS];                                       // the first one ends where the lane's own bits begin
 
-    __device__ __forceinline__ void align(const u32 (&w)[WORDS], int shift) {
-        head = __funnelshift_l(w[1], w[0], shift);
-        if constexpr (WORDS == 2) {
-            if constexpr (CENTRE > 0) centre = __funnelshift_lc(w[1], w[0], shift + CENTRE);  // at most 32
-        } else {
-            next = __funnelshift_l(w[2], w[1], shift);
-            centre = __funnelshift_l(next, head, CENTRE);
-            if constexpr (SPAN > 64) last = w[2] << shift;
+    __device__ __forceinline__ void load(const u32* before, const u32* own) {
+        word[0] = *before;
+#pragma unroll
+        for (int i = 0; i < BITS; i += VECTOR) {
+            if constexpr (VECTOR == 4) {
+                const uint4 v = *(const uint4*)(own + i);
+                word[1 + i] = v.x; word[2 + i] = v.y; word[3 + i] = v.z; word[4 + i] = v.w;
+            } else if constexpr (VECTOR == 2) {
+                const uint2 v = *(const uint2*)(own + i);
+                word[1 + i] = v.x; word[2 + i] = v.y;
+            } else {
+                word[1 + i] = own[i];
+            }
         }
     }
     // The bytes of position P's codeword.
     template <int P>
-    __device__ __forceinline__ u32 codeword(u32 one) const {
-        constexpr int at = P * BITS;
-        constexpr bool left = P < SHIFTED_LEFT;
+    __device__ __forceinline__ u32 codeword() const {
+        constexpr int begin = 16 + BITS * (P + 1), at = begin / 32, offset = begin % 32;
         u32 window;
-        if constexpr (at <= 16) window = window_at<at, left>(head, one);
-        else if constexpr (at >= CENTRE && at <= CENTRE + 16) window = window_at<at - CENTRE, left>(centre, one);
-        else if constexpr (at >= 32 && at <= 48) window = window_at<at - 32, left>(next, one);
-        else window = __funnelshift_l(last, next, at - 32) >> 16;
+        if constexpr (offset <= 16) window = window_at<offset, (P < SHIFTED_LEFT)>(word[at]);
+        else if constexpr (CENTRED && (32 * at + 8) % BITS == 0)
+            window = window_at<offset - 16, (P < SHIFTED_LEFT)>(__byte_perm(word[at + 1], word[at], 0x5432));
+        else window = __funnelshift_l(word[at + 1], word[at], offset) >> 16;
         return window * 0x83DCD12Du;
     }
 };
 
-// The warp's own k-tiles [first, end) of a job's rotated rows -> two signed bytes a value. Column 2 pair + half of
+// K-tiles [first, end) of a job's rotated rows, by one warp -> two signed bytes a value. Column 2 pair + half of
 // `columns` (0: high bytes, 1: low bytes) holds 16 bytes a k-tile: lane q of a quad finds its four inputs 2 q,
 // 2 q + 1, 2 q + 8, 2 q + 9 side by side. Every block does this; the first of a launch publishes scale and sums.
 __device__ __forceinline__ void quantize_rows(i8* columns, int stride, const float* rotated, const float* peaks,
@@ -106,22 +120,22 @@ __device__ __forceinline__ void quantize_rows(i8* columns, int stride, const flo
         if (4 * lane < width) v = *(const float4*)(row + 4 * lane);
         float peak = 0.0f;
         for (int i = lane; i < blocks; i += 32) peak = fmaxf(peak, of_row[i]);
-        peak = warp_max(peak);
+        peak = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(peak)));  // none is negative
         const float inverse = peak > 0.0f ? ACTIVATION_MAX / peak : 0.0f;
-        int sum = 0;
+        u32 sum = 0;
         for (int at = 4 * lane; at < width; at += 128) {
             if (at >= 128) v = *(const float4*)(row + at);
-            const int a[4] = {__float2int_rn(v.x * inverse), __float2int_rn(v.y * inverse),
-                              __float2int_rn(v.z * inverse), __float2int_rn(v.w * inverse)};
+            // The nearest integer is in the low bits of the sum with 1.5 * 2^23.
+            const u32 a0 = __float_as_uint(__fadd_rn(__fmul_rn(v.x, inverse), 12582912.0f)),
+                      a1 = __float_as_uint(__fadd_rn(__fmul_rn(v.y, inverse), 12582912.0f)),
+                      a2 = __float_as_uint(__fadd_rn(__fmul_rn(v.z, inverse), 12582912.0f)),
+                      a3 = __float_as_uint(__fadd_rn(__fmul_rn(v.w, inverse), 12582912.0f));
+            sum += (a0 + a1 + a2 + a3) - 4 * 0x4b400000u;
             // Inputs j .. j + 3 of a tile, j = 0, 4, 8, 12: two for each of two neighbouring lanes.
             const int j = at & 15, to = (at & ~15) + 2 * (j & 7) + (j >> 3) * 2;
-            u32 high = 0, low = 0;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                high |= (u32)(((a[i] + 128) >> 8) & 255) << (8 * i);
-                low |= (u32)(a[i] & 255) << (8 * i);
-                sum += a[i];
-            }
+            const u32 low = __byte_perm(__byte_perm(a0, a1, 0x0040), __byte_perm(a2, a3, 0x0040), 0x5410);
+            const u32 high = __byte_perm(__byte_perm(a0 + 128, a1 + 128, 0x0051),
+                                         __byte_perm(a2 + 128, a3 + 128, 0x0051), 0x5410);
             i8* at_high = columns + (2 * pair) * stride + to;
             *(u16*)at_high = (u16)high;
             *(u16*)(at_high + 4) = (u16)(high >> 16);
@@ -129,14 +143,19 @@ __device__ __forceinline__ void quantize_rows(i8* columns, int stride, const flo
             *(u16*)(at_high + stride + 4) = (u16)(low >> 16);
         }
         if (publish) {
-            sum = warp_sum(sum);
+            sum = __reduce_add_sync(0xffffffffu, sum);
             if (lane == 0) {
-                atomicAdd(&totals[pair], sum);
+                atomicAdd(&totals[pair], (int)sum);
                 scale_out[pair] = peak / ACTIVATION_MAX;
             }
         }
     }
-    __syncwarp();
+}
+
+// The warps that share activations wait for each other; `group`: which ones.
+__device__ __forceinline__ void together(int group) {
+    if constexpr (COLUMN_WARPS == 1) __syncwarp();
+    else asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * COLUMN_WARPS) : "memory");
 }
 
 __device__ __forceinline__ void copy_16_bytes(u32* to, const u32* from, bool wanted) {
@@ -147,78 +166,90 @@ __device__ __forceinline__ void copy_16_bytes(u32* to, const u32* from, bool wan
         : "memory");
 }
 
-// One warp's k-tiles [first, end) times TILES n-tiles. Lane t of a warp owns positions 8 t .. 8 t + 7 of a tile: inputs
-// 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of outputs r (first four) and r + 8. An activation meets each of the four bytes of
-// a codeword: B repeats it four times.
+// The two weights of each output that a product of the matrix unit takes: P of 0, 2, 8, 10, 16, 18, 24, 26.
+template <int P, int BITS, int ROW_PASSES>
+__device__ __forceinline__ void multiply_inputs(int (&acc)[PASSES][TILES][4], const LaneBits<BITS> (&bits)[TILES],
+                                                const u32 (&four)[ROW_PASSES]) {
+    constexpr u32 byte = P & 2 ? 0x2222 : 0;
+    u32 B[ROW_PASSES][2];
+#pragma unroll
+    for (int p = 0; p < ROW_PASSES; p++) {
+        B[p][0] = __byte_perm(four[p], 0, byte);
+        B[p][1] = __byte_perm(four[p], 0, byte + 0x1111);
+    }
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        const u32 x0 = bits[i].template codeword<P>(), x1 = bits[i].template codeword<P + 1>(),
+                  x4 = bits[i].template codeword<P + 4>(), x5 = bits[i].template codeword<P + 5>();
+#pragma unroll
+        for (int p = 0; p < ROW_PASSES; p++) mma(acc[p][i], x0, x4, x1, x5, B[p][0], B[p][1]);
+    }
+}
+
+template <int Q, int BITS, int ROW_PASSES>
+__device__ __forceinline__ void multiply_quarter(int (&acc)[PASSES][TILES][4], const LaneBits<BITS> (&bits)[TILES],
+                                                 const uint4 (&sixteen)[ROW_PASSES]) {
+    u32 four[ROW_PASSES];
+#pragma unroll
+    for (int p = 0; p < ROW_PASSES; p++)
+        four[p] = Q == 0 ? sixteen[p].x : Q == 1 ? sixteen[p].y : Q == 2 ? sixteen[p].z : sixteen[p].w;
+    multiply_inputs<8 * Q>(acc, bits, four);
+    multiply_inputs<8 * Q + 2>(acc, bits, four);
+}
+
+// One warp's k-tiles [first, end), a multiple of STEP, times TILES n-tiles. In a step, lane q of a quad has the tile
+// first + 4 step + q, of which quad r owns positions 32 r .. 32 r + 31: all inputs of outputs r and r + 8 (bits 0, 1, 3
+// and 4 of a position: inputs 1, 8, 2 and 4; bit 2: output 8). An activation meets each of the four bytes of a
+// codeword: B repeats it four times.
 //
-// Tiles travel through the warp's own ring in shared memory, DEPTH steps of TILES tiles each, because registers as
-// their destination would all be waited for together. The first are asked for before `prepare` puts the activations
-// (`columns`, as above) in place.
-template <int BITS, class Prepare>
+// Tiles travel through the warp's own ring in shared memory, DEPTH steps each, because registers as their destination
+// would all be waited for together. The first are asked for before `prepare` puts the activations (`columns`, as
+// above) in place.
+template <int BITS, int ROW_PASSES, class Prepare>
 __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][4], const u32* matrix, u32* ring,
                                          const i8* columns, int stride, int first, int end, int n_tiles, int n_tile,
                                          const Prepare& prepare) {
-    constexpr int WORDS = 8 * BITS, STEP = TILES * WORDS;  // 32-bit words of a tile, of a step
-    constexpr int LANE_WORDS = LaneBits<BITS>::WORDS;
-    const int lane = threadIdx.x & 31, q = lane & 3, r = lane >> 2, steps = end - first;
-    const u32* from = matrix + ((size_t)first * n_tiles + n_tile) * WORDS + 4 * lane;
-    u32* to = ring + 4 * lane;
+    using Bits = LaneBits<BITS>;
+    constexpr int WORDS = 8 * BITS, SLOT = STEP * Bits::PITCH;  // 32-bit words of a tile, of a step
+    const int lane = threadIdx.x & 31, q = lane & 3, r = lane >> 2, steps = (end - first) / STEP;
+    // Eight lanes fetch a k-tile.
+    const u32* from = matrix + ((size_t)(first + (lane >> 3)) * n_tiles + n_tile) * WORDS + 4 * (lane & 7);
+    u32* to = ring + (lane >> 3) * Bits::PITCH + 4 * (lane & 7);
+    int filled = 0, used = 0;
     const auto fetch = [&](int step) {
-        u32* slot = to + step % DEPTH * STEP;
 #pragma unroll
-        for (int i = 0; i < STEP; i += 128)
-            copy_16_bytes(slot + i, from + i, step < steps && (i + 128 <= STEP || i + 4 * lane < STEP));
-        from += (size_t)n_tiles * WORDS;
+        for (int i = 0; i < TILES * WORDS; i += 32) copy_16_bytes(to + filled + i, from + i, step < steps);
+        from += (size_t)STEP * n_tiles * WORDS;
+        filled = filled == (DEPTH - 1) * SLOT ? 0 : filled + SLOT;
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
     for (int step = 0; step < DEPTH - 1; step++) fetch(step);
     prepare();
 
-    const u32 one = n_tiles > 0;
-    // The first window begins at bit 8 t BITS + BITS - 16 of the tile's ring.
-    const int start = 8 * lane * BITS + BITS - 16, shift = start & 31;
-    const u32* word[LANE_WORDS];
-#pragma unroll
-    for (int i = 0; i < LANE_WORDS; i++) word[i] = ring + ((start >> 5) + i + WORDS) % WORDS;
+    const u32* own = ring + q * Bits::PITCH + r * BITS;
+    const u32* before = own + (r ? -1 : WORDS - 1);
     // Columns past the last repeat it: their sums are dropped.
-    const i8* column[PASSES];
+    const i8* column[ROW_PASSES];
 #pragma unroll
-    for (int p = 0; p < PASSES; p++) column[p] = columns + min(8 * p + r, 2 * ROWS - 1) * stride + 4 * q;
+    for (int p = 0; p < ROW_PASSES; p++) column[p] = columns + min(8 * p + r, 2 * ROWS - 1) * stride + 16 * q;
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
         __syncwarp();
         fetch(step + DEPTH - 1);
-        const int slot = step % DEPTH * STEP;
-        LaneBits<BITS> bits[TILES];
+        Bits bits[TILES];
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            u32 w[LANE_WORDS];
+        for (int i = 0; i < TILES; i++) bits[i].load(before + used + i * WORDS, own + used + i * WORDS);
+        used = used == (DEPTH - 1) * SLOT ? 0 : used + SLOT;
+        uint4 sixteen[ROW_PASSES];
 #pragma unroll
-            for (int j = 0; j < LANE_WORDS; j++) w[j] = word[j][slot + i * WORDS];
-            bits[i].align(w, shift);
+        for (int p = 0; p < ROW_PASSES; p++) {
+            sixteen[p] = *(const uint4*)column[p];
+            column[p] += 16 * STEP;
         }
-        u32 B[PASSES][4];
-#pragma unroll
-        for (int p = 0; p < PASSES; p++) {
-            const u32 four = *(const u32*)column[p];
-            B[p][0] = __byte_perm(four, 0, 0x0000);
-            B[p][1] = __byte_perm(four, 0, 0x1111);
-            B[p][2] = __byte_perm(four, 0, 0x2222);
-            B[p][3] = __byte_perm(four, 0, 0x3333);
-            column[p] += 16;
-        }
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            const u32 x0 = bits[i].template codeword<0>(one), x1 = bits[i].template codeword<1>(one),
-                      x4 = bits[i].template codeword<4>(one), x5 = bits[i].template codeword<5>(one),
-                      x2 = bits[i].template codeword<2>(one), x3 = bits[i].template codeword<3>(one),
-                      x6 = bits[i].template codeword<6>(one), x7 = bits[i].template codeword<7>(one);
-#pragma unroll
-            for (int p = 0; p < PASSES; p++) {
-                mma(acc[p][i], x0, x4, x1, x5, B[p][0], B[p][1]);
-                mma(acc[p][i], x2, x6, x3, x7, B[p][2], B[p][3]);
-            }
-        }
+        multiply_quarter<0>(acc, bits, sixteen);
+        multiply_quarter<1>(acc, bits, sixteen);
+        multiply_quarter<2>(acc, bits, sixteen);
+        multiply_quarter<3>(acc, bits, sixteen);
     }
 }

@@ -3,6 +3,7 @@
 // Macro LANE_EXPERTS: experts a lane looks after, ceil(experts / 32). At most 16 rows, 1023 routed experts, 15 choices a row.
 
 #include "../../exl3/csrc/exl3.cuh"
+#include "../../hyper_connection/csrc/coefficients.cuh"
 
 #ifndef LANE_EXPERTS
 #define LANE_EXPERTS 9
@@ -19,14 +20,15 @@
 //
 // Then x fp32 [rows, inputs] rotated for each pair: rotated fp32 [groups, pair_capacity, inputs] and its peaks; suh
 // fp16 [groups, matrices, inputs]. Every block routes all rows, which takes less than another launch; the first one
-// publishes, all share the rotations.
+// publishes, all share the rotations. One block more makes a site's coefficients (site_partial null: not wanted).
 extern "C" __global__ void __launch_bounds__(512)
     route(const float* logits, const float* bias, int* pair_row,
           int* pair_matrix, int* pair_count, int* job_start,
           int* job_matrix, int* job_count, int* row_pair,
           int* row_matrix, float* row_weight, int rows, int experts, int top_k, int shared, int normalize,
           float scaling, const float* x, const __half* suh, float* rotated, float* peaks, int inputs,
-          int groups, int pair_capacity) {
+          int groups, int pair_capacity, const float* site_partial, const float* site_base, const float* site_scale,
+          float* coefficients, int site_blocks, int iterations, float eps, float norm_eps) {
     __shared__ unsigned members[1024];  // rows that meet an expert, one bit each
     __shared__ int first_pair[1024];
     __shared__ int chosen[MOST_ROWS][16];
@@ -34,10 +36,15 @@ extern "C" __global__ void __launch_bounds__(512)
     __shared__ int row_of[MOST_PAIRS], matrix_of[MOST_PAIRS];
     const int lane = threadIdx.x & 31, row = threadIdx.x >> 5, matrices = experts + shared;
     const int choices = top_k + shared;
-    const int warps = blockDim.x >> 5;
+    const int warps = blockDim.x >> 5, routing_blocks = gridDim.x - (site_partial != nullptr);
     const bool publishes = blockIdx.x == 0;
     let_next_begin();
     wait_for_earlier();
+    if (blockIdx.x == routing_blocks) {
+        make_coefficients({site_partial, site_base, site_scale, coefficients, rows, site_blocks, iterations, eps,
+                           norm_eps});
+        return;
+    }
     for (int i = threadIdx.x; i < 1024; i += blockDim.x) members[i] = 0;
     __syncthreads();
     if (row < rows) {
@@ -169,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(512)
     }
     __syncthreads();
     const int pairs = rows * choices, blocks = inputs / ROTATION;
-    for (int item = blockIdx.x * warps + row; item < pairs * groups * blocks; item += gridDim.x * warps) {
+    for (int item = blockIdx.x * warps + row; item < pairs * groups * blocks; item += routing_blocks * warps) {
         const int at = item % blocks * ROTATION + 4 * lane, pair = item / blocks % pairs;
         const int group = item / blocks / pairs;
         const float4 own = factors(suh + ((size_t)group * matrices + matrix_of[pair]) * inputs + at);
