@@ -18,9 +18,9 @@ def kernels_compiled_together():
     compile_ahead(*(SOURCE.with_defines(LANE_EXPERTS=lanes) for lanes in (1, 2, 7, 9, 32)))
 
 
-def routed(logits, bias, top_k, shared, normalize=True):
+def routed(logits, bias, top_k, shared, normalize=True, job_rows=16):
     rows, experts = logits.shape
-    out = Routing.empty(rows, experts + shared, top_k + shared, DEVICE)
+    out = Routing.empty(rows, experts + shared, top_k + shared, DEVICE, job_rows)
     jobs = out.jobs
     for part in (
         jobs.pair_row,
@@ -82,3 +82,27 @@ def test_a_rows_choice_depends_on_that_row_alone():
         assert torch.equal(alone.row_weight[0], together.row_weight[row])
         chosen = together.jobs.pair_matrix[together.row_pair[row].long()]
         assert torch.equal(alone.jobs.pair_matrix[alone.row_pair[0].long()], chosen)
+
+
+@pytest.mark.parametrize("job_rows", [1, 3, 4])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+def test_jobs_of_few_pairs(rows, job_rows):
+    """The same pairs as without a limit; a matrix's are cut into jobs from its first pair on."""
+    logits, bias = torch.randn(rows, 12), torch.zeros(12)
+    whole, cut = (routed(logits, bias, 3, 1, job_rows=most) for most in (16, job_rows))
+    pairs = int(whole.jobs.pair_count)
+    assert int(cut.jobs.pair_count) == pairs
+    assert torch.equal(cut.jobs.pair_matrix[:pairs], whole.jobs.pair_matrix[:pairs])
+    assert torch.equal(cut.jobs.pair_row[:pairs], whole.jobs.pair_row[:pairs])
+    jobs, starts = int(whole.jobs.job_count), whole.jobs.job_start.tolist()
+    expected = [
+        (start, matrix)
+        for begin, end, matrix in zip(
+            starts[:jobs], starts[1 : jobs + 1], whole.jobs.job_matrix.tolist(), strict=False
+        )
+        for start in range(begin, end, job_rows)
+    ]
+    count = int(cut.jobs.job_count)
+    assert count == len(expected) <= cut.jobs.most_jobs
+    assert cut.jobs.job_start[: count + 1].tolist() == [start for start, _ in expected] + [pairs]
+    assert cut.jobs.job_matrix[:count].tolist() == [matrix for _, matrix in expected]

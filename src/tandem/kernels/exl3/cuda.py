@@ -11,7 +11,7 @@ of more than two rates go to ``decoded.py``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,8 @@ from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "exl3_rows.cu")
 ROW_BUCKETS = (1, 2, 4, 8, 16)
+PASS_ROWS = 4
+"""Rows that the matrix unit takes at once: a job of up to twice as many costs as much as two jobs."""
 STEP_TILES = 4
 """K-tiles that a warp works on at once (integer.cuh)."""
 _ACTIVATIONS_LIMIT_BYTES = 40 * 1024
@@ -38,7 +40,7 @@ class Shape:
     warps: int = 8
     columns: int = 2
     """Warps side by side in the outputs, which share activations; the others divide k."""
-    depth: int = 3
+    depth: int = 2
     """Steps of a warp whose tiles are on their way or at hand."""
     blocks: int = 3
     """Blocks a processor must be able to hold."""
@@ -60,8 +62,8 @@ class Shape:
         return -(-per_split // self.k_warps) * self.k_warps * STEP_TILES
 
 
-SHAPES = {1: Shape(), 2: Shape(), 4: Shape(), 8: Shape(), 16: Shape(blocks=2)}
-"""By row bucket, measured on an H200 (benchmarks/exl3_rows.py)."""
+SMALL_BLOCKS = Shape(warps=4, blocks=6)
+"""Where there are few rows or outputs: more of them, so that the last ones to end leave less idle."""
 
 
 def row_bucket(rows: int) -> int:
@@ -69,20 +71,29 @@ def row_bucket(rows: int) -> int:
     return next(bucket for bucket in ROW_BUCKETS if bucket >= rows)
 
 
-def splits_for(inputs: int, outputs: int, jobs: int, most_rows: int, processors: int, shape: Shape) -> int:
-    """Cuts of k: enough that activations fit in shared memory, and blocks for every processor.
+def shape_for(outputs: int, jobs: int, bucket: int, processors: int) -> Shape:
+    """Measured on an H200 (benchmarks/exl3_rows.py)."""
+    few_outputs = 2 * -(-outputs // ROTATION) * jobs <= processors
+    shape = SMALL_BLOCKS if few_outputs or (bucket <= 2 < jobs) else Shape()
+    return shape if bucket < 16 else replace(shape, blocks=(shape.blocks + 1) // 2)
 
-    Measured on an H200: one wave of blocks where there are few; else up to nine blocks a processor in up to
-    four cuts, so that the last ones to end leave little idle.
+
+def splits_for(inputs: int, outputs: int, jobs: int, most_rows: int, processors: int, shape: Shape) -> int:
+    """Cuts of k: enough that activations fit in shared memory; of those, what should take least time.
+
+    Measured on an H200: blocks that fill the card once, or less, take as long as one of them; more take
+    their share and three tenths of a wave for the last ones to end. To begin and end costs a block as much
+    as 205 of its inputs.
     """
-    k_tiles = inputs // 16
-    for_memory = -(-2 * row_bucket(most_rows) * (inputs + 64) // _ACTIVATIONS_LIMIT_BYTES)
-    blocks = -(-outputs // shape.outputs) * jobs
-    if 2 * blocks <= processors:
-        wanted = min(2 * processors // blocks, k_tiles // (STEP_TILES * shape.k_warps))
-    else:
-        wanted = min(max(9 * processors // blocks, k_tiles // 128), 4, k_tiles // (2 * STEP_TILES * shape.k_warps))
-    return max(for_memory, wanted, 1)
+    for_memory = max(1, -(-2 * row_bucket(most_rows) * (inputs + 64) // _ACTIVATIONS_LIMIT_BYTES))
+    at_once, blocks = shape.blocks * processors, -(-outputs // shape.outputs) * jobs
+
+    def time(splits: int) -> float:
+        waves = blocks * splits / at_once
+        return (waves + 0.3 if waves > 1 else 1) * (inputs / splits + 205)
+
+    most = max(for_memory, min(inputs // (16 * STEP_TILES * shape.k_warps), 16))
+    return min(range(for_memory, most + 1), key=time)
 
 
 @dataclass(slots=True)
@@ -123,7 +134,7 @@ class Exl3Rows:
             stack.groups * jobs.most_jobs,
             most_rows,
             self.processors,
-            self._shape(row_bucket(most_rows)),
+            self._shape(stack, jobs, row_bucket(most_rows)),
         )
 
     def product(
@@ -136,20 +147,21 @@ class Exl3Rows:
         beside: Beside | None = None,
         gated: Gated | None = None,
         *,
-        settled: bool = False,
+        awaits: torch.Tensor | None = None,
     ) -> None:
         """Sums of every pair. ``most_rows``: most pairs a job can have, ≤ 16.
 
-        ``beside`` and ``gated`` need an integer stack. ``settled``: the launch before this one is an integer
-        product over the same jobs, so that they are known before it ends.
+        ``beside``, ``gated`` and ``awaits`` need an integer stack. ``awaits``: ``ready`` of a gated product
+        of the same jobs in the launch before this one; a job begins as soon as its own input is there.
         """
         bucket = row_bucket(most_rows)
         if not stack.integer:
             assert beside is None
             assert gated is None
+            assert awaits is None
             DecodedRows(self.device, self.cache_dir).product(rows, stack, jobs, out, bucket)
             return
-        shape = self._shape(bucket)
+        shape = self._shape(stack, jobs, bucket)
         activations = 2 * bucket * (16 * shape.k_tiles(stack.inputs, out.splits) + 64)
         rings = 4 * shape.warps * shape.depth * STEP_TILES * (shape.tiles * 8 * stack.rates[1] + 24)
         totals = 4 * 2 * bucket * shape.outputs
@@ -158,7 +170,7 @@ class Exl3Rows:
         dense_outputs, dense_inputs = (0, 0) if small is None else small.shape
         beside_blocks = -(-dense_outputs // (shape.warps * out.splits)) + int(errand is not None)
         blocks = -(-stack.widest // shape.outputs)
-        self._module(stack.rates, bucket).launch(
+        self._module(stack.rates, bucket, shape).launch(
             "product_rows",
             (beside_blocks + blocks, out.splits, stack.groups * jobs.most_jobs),
             (shape.warps * 32, 1, 1),
@@ -178,7 +190,7 @@ class Exl3Rows:
             stack.matrices,
             jobs.capacity,
             stack.groups,
-            int(jobs.fixed or settled),
+            int(jobs.fixed or awaits is not None),
             beside_blocks,
             small,
             beside.x if beside else None,
@@ -193,6 +205,8 @@ class Exl3Rows:
             gated.out.peaks if gated else None,
             gated.arrivals if gated else None,
             float("inf") if gated is None or gated.limit is None else float(gated.limit),
+            gated.ready if gated else None,
+            awaits,
             shared_bytes=totals + activations + rings,
         )
 
@@ -248,11 +262,11 @@ class Exl3Rows:
             float("inf") if limit is None else float(limit),
         )
 
-    def _shape(self, bucket: int) -> Shape:
-        return self.shape or SHAPES[bucket]
+    def _shape(self, stack: Exl3Stack, jobs: Jobs, bucket: int) -> Shape:
+        return self.shape or shape_for(stack.widest, stack.groups * jobs.most_jobs, bucket, self.processors)
 
-    def _module(self, rates: tuple[int, int], rows: int) -> KernelModule:
-        shape = self._shape(rows)
+    def _module(self, rates: tuple[int, int], rows: int, shape: Shape | None = None) -> KernelModule:
+        shape = shape or Shape()
         source = SOURCE.with_defines(
             BITS_A=rates[0],
             BITS_B=rates[1],

@@ -295,6 +295,8 @@ class Gated:
     arrivals: torch.Tensor
     """int32 zeros [J · outputs/128]; zero again afterwards."""
     limit: float | None
+    ready: torch.Tensor | None = None
+    """int32 zeros [1 + J], for the product of ``down`` that follows and ``awaits`` it; then zero again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +310,7 @@ class Scratch:
     sums: torch.Tensor
     scale: torch.Tensor
     arrivals: torch.Tensor
+    ready: torch.Tensor
 
     @classmethod
     def empty(cls, row_values: int, sum_values: int, pairs: int, device: torch.device) -> Scratch:
@@ -319,6 +322,7 @@ class Scratch:
             torch.empty(pairs, dtype=torch.int32, device=device),
             torch.empty(pairs, device=device),
             torch.zeros(sum_values // ROTATION + 1, dtype=torch.int32, device=device),
+            torch.zeros(pairs + 1, dtype=torch.int32, device=device),
         )
 
     def inputs(self, pairs: int, inputs: int, *, second: bool = False) -> Inputs:

@@ -16,8 +16,14 @@ from tandem.kernels.nvrtc import KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "route.cu")
 MOST_EXPERTS = 1023
+MOST_ROWS = 16
 MOST_CHOICES = 15
 _WARPS = 16
+
+
+def most_jobs(pairs: int, matrices: int, job_rows: int) -> int:
+    """Jobs of at most ``job_rows`` pairs that so many pairs can need."""
+    return min(pairs, matrices + pairs // job_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +37,20 @@ class Routing:
     """int32 [R, choices]."""
     row_weight: torch.Tensor
     """fp32 [R, choices]."""
+    job_rows: int
 
     @classmethod
-    def empty(cls, rows: int, matrices: int, choices: int, device: torch.device) -> Routing:
+    def empty(
+        cls, rows: int, matrices: int, choices: int, device: torch.device, job_rows: int = MOST_ROWS
+    ) -> Routing:
+        """Of jobs of at most ``job_rows`` pairs."""
         pairs = rows * choices
         return cls(
-            Jobs.empty(pairs, min(pairs, matrices), device),
+            Jobs.empty(pairs, most_jobs(pairs, matrices, job_rows), device),
             torch.zeros(rows, choices, dtype=torch.int32, device=device),
             torch.zeros(rows, choices, dtype=torch.int32, device=device),
             torch.zeros(rows, choices, device=device),
+            job_rows,
         )
 
 
@@ -96,6 +107,7 @@ class Router:
             out.row_matrix,
             out.row_weight,
             rows,
+            out.job_rows,
             experts,
             self.top_k,
             self.shared,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from tandem.cache.sizes import ring_tokens
-from tandem.kernels.exl3.cuda import Exl3Rows, row_bucket
+from tandem.kernels.exl3.cuda import PASS_ROWS, Exl3Rows, row_bucket
 from tandem.kernels.exl3.operands import Beside, Exl3Stack, Gated, Inputs, Jobs, Scratch, SiteErrand, Sums
 from tandem.kernels.hyper_connection.cuda import Embedding, Output, Sites, SiteWeights, Streams
 from tandem.kernels.indexer.cuda import TopPools
@@ -23,7 +23,7 @@ from tandem.kernels.linear.cuda import DenseRows
 from tandem.kernels.mla.cuda import DeviceCache, MlaRows
 from tandem.kernels.mla.operands import Parts, Where, parts_for
 from tandem.kernels.mla.triton import attend
-from tandem.kernels.moe.cuda import Rotation, Router, Routing
+from tandem.kernels.moe.cuda import Rotation, Router, Routing, most_jobs
 from tandem.models.glm5_next.cuda_head import DeviceHead, HeadProgram
 from tandem.models.glm5_next.cuda_rows import RowsInput
 from tandem.models.glm5_next.cuda_sizes import MAX_ROWS, PART_TOKENS
@@ -183,7 +183,7 @@ class RowsProgram:
         )
         self._jobs = Jobs.dense(rows, device)
         choices = spec.experts_per_token + shared
-        self._routing = Routing.empty(rows, spec.num_experts + shared, choices, device)
+        self._routing = Routing.empty(rows, spec.num_experts + shared, choices, device, PASS_ROWS)
         self.streams = Streams.empty(rows, spec.hidden_size, device)
         self._x = torch.empty(rows, spec.hidden_size, device=device)
         self._runs = Runs(inputs.positions[:rows], inputs.run_starts[: rows + 1], inputs.slots[:rows])
@@ -303,13 +303,14 @@ class RowsProgram:
     def _gated(self, inputs: Inputs, tensors: MlpTensors, jobs: Jobs, beside: Beside | None = None) -> Sums:
         gate_up, down, limit = tensors.gate_up, tensors.down, self._stage.spec.swiglu_limit
         rotated = self._scratch.inputs(jobs.capacity, down.inputs, second=True)
-        if gate_up.integer:
-            gated = Gated(down, rotated, self._scratch.arrivals, limit)
-            self._product(inputs, gate_up, jobs, beside, gated)
-        else:
+        if not gate_up.integer:
             sums = self._product(inputs, gate_up, jobs, beside)
             self._exl3.finish_gate_up(sums, gate_up, down, jobs, rotated, limit)
-        return self._product(rotated, down, jobs, settled=gate_up.integer)
+            return self._product(rotated, down, jobs)
+        ready = self._scratch.ready if down.integer else None
+        gated = Gated(down, rotated, self._scratch.arrivals, limit, ready)
+        self._product(inputs, gate_up, jobs, beside, gated)
+        return self._product(rotated, down, jobs, awaits=ready)
 
     def _enter(
         self, site: SiteWeights, x: torch.Tensor | None, suh: torch.Tensor | None, inputs: Inputs | None
@@ -329,14 +330,15 @@ class RowsProgram:
         beside: Beside | None = None,
         gated: Gated | None = None,
         *,
-        settled: bool = False,
+        awaits: torch.Tensor | None = None,
     ) -> Sums:
         if beside is not None and not stack.integer:
             self._apart(beside)
             beside = None
-        splits = self._exl3.splits(stack, jobs, self._rows)
+        most_rows = _job_rows(jobs, self._rows)
+        splits = self._exl3.splits(stack, jobs, most_rows)
         out = self._scratch.outputs(splits, stack.groups * jobs.capacity, stack.widest, stack.integer)
-        self._exl3.product(inputs, stack, jobs, out, self._rows, beside, gated, settled=settled)
+        self._exl3.product(inputs, stack, jobs, out, most_rows, beside, gated, awaits=awaits)
         return out
 
     def _apart(self, beside: Beside) -> None:
@@ -345,6 +347,11 @@ class RowsProgram:
             self._dense.multiply(beside.weight, beside.x, beside.y, self._bucket, beside.errand)
         elif beside.errand is not None:
             self._sites.run_errand(beside.errand)
+
+
+def _job_rows(jobs: Jobs, rows: int) -> int:
+    """Most pairs of a job in a step of so many rows."""
+    return rows if jobs.fixed else min(rows, PASS_ROWS)
 
 
 def rows_scratch(stage: DeviceStage, cache_dir: Path | None) -> Scratch:
@@ -356,10 +363,11 @@ def rows_scratch(stage: DeviceStage, cache_dir: Path | None) -> Scratch:
     row_values, most_sums, most_pairs = 0, 0, 0
     for rows in range(1, MAX_ROWS + 1):
         dense = Jobs.dense(rows, stage.device)
-        routed = Jobs.empty(rows * choices, min(rows * choices, spec.num_experts + 1), stage.device)
+        jobs_of_rows = most_jobs(rows * choices, spec.num_experts + 1, PASS_ROWS)
+        routed = Jobs.empty(rows * choices, jobs_of_rows, stage.device)
         for stack, jobs in _products(stage, dense, routed):
             pairs = stack.groups * jobs.capacity
-            total = exl3.splits(stack, jobs, rows) * pairs
+            total = exl3.splits(stack, jobs, _job_rows(jobs, rows)) * pairs
             row_values = max(row_values, pairs * stack.inputs)
             most_sums, most_pairs = max(most_sums, total * stack.widest), max(most_pairs, total)
     return Scratch.empty(row_values, most_sums, most_pairs, stage.device)

@@ -66,6 +66,8 @@ __device__ __forceinline__ void finish_gated(const Gated& to, const Partial& fro
 //
 // Gated (gated_rotated not null; at most 128 outputs a block): the last block to bring its part of 128 gate and up outputs
 // makes the down projection's input of them. arrivals int32 [jobs, outputs / 128], zero before and after.
+// gated_ready (or null) int32 [1 + jobs], zero before: behind the first, how many blocks of 128 inputs of a job are there.
+// awaited (or null): that of the launch before this one, which may still be running; zero afterwards.
 // Dynamic shared memory: totals int32 [2 ROWS, 16 TILES COLUMN_WARPS], 2 ROWS columns of activations, a ring for each warp.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     product_rows(const unsigned long long* trellis, const int* bits,
@@ -79,11 +81,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
                  const float* site_scale, float* coefficients, int site_blocks, int iterations, float eps,
                  float norm_eps,
                  const __half* gated_svh, const __half* gated_suh, float* gated_rotated, float* gated_peaks,
-                 int* arrivals, float limit) {
+                 int* arrivals, float limit, int* gated_ready, int* awaited) {
     constexpr int OUTPUTS = TILES * 16 * COLUMN_WARPS, K_WARPS = WARPS / COLUMN_WARPS;
     constexpr int RING_WORDS = DEPTH * STEP * (TILES * 8 * MOST_BITS + 24);  // 24: most padding
     extern __shared__ __align__(16) int totals[];
     __shared__ int row_sums[ROWS];
+    __shared__ float row_scales[ROWS];
     const int warp = threadIdx.x >> 5;
     if (fixed_jobs || blockIdx.x < beside) let_next_begin();
     if (blockIdx.x < beside) {
@@ -139,11 +142,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     u32* ring = (u32*)((i8*)(totals + 2 * ROWS * OUTPUTS) + 2 * ROWS * stride) + warp * RING_WORDS;
 
     const auto prepare = [&] {
-        if (fixed_jobs) wait_for_earlier();
+        if (awaited) await_count(awaited + 1 + job, inputs / ROTATION);
+        else if (fixed_jobs) wait_for_earlier();
         const int part = (end - first + COLUMN_WARPS - 1) / COLUMN_WARPS, from = min(end, first + column * part);
         quantize_rows(columns + (from - first) * 16, stride, rotated + (size_t)pair * inputs,
                       peaks + (size_t)pair * (inputs / ROTATION), pairs, inputs, from, min(end, from + part),
-                      scale + pair, row_sums, publishes);
+                      row_scales, row_sums, publishes);
         together(k_group);
     };
     int acc[PASSES][TILES][4];
@@ -154,17 +158,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 #pragma unroll
             for (int j = 0; j < 4; j++) acc[p][i][j] = 0;
     const u32* tiles = (const u32*)trellis[matrix];
-    const auto times = [&](auto rate, auto passes) {
-        multiply<rate(), passes()>(acc, tiles, ring, columns, stride, first, end, outputs / 16, n_tile, prepare);
-    };
-    const bool few = PASSES > 1 && pairs <= 4;
-    if (BITS_A == BITS_B || bits[matrix] == BITS_A) {
-        if (few) times(Number<BITS_A>(), Number<1>());
-        else times(Number<BITS_A>(), Number<PASSES>());
-    } else {
-        if (few) times(Number<BITS_B>(), Number<1>());
-        else times(Number<BITS_B>(), Number<PASSES>());
-    }
+    if (BITS_A == BITS_B || bits[matrix] == BITS_A)
+        multiply<BITS_A>(acc, tiles, ring, columns, stride, first, end, outputs / 16, n_tile, prepare);
+    else
+        multiply<BITS_B>(acc, tiles, ring, columns, stride, first, end, outputs / 16, n_tile, prepare);
 
     // Sums over the warps: integers, so any order gives the same. Lane q of a quad has row 4 p + q; rows past
     // `pairs` held stale bytes and are dropped.
@@ -182,10 +179,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
             atomicAdd(at + OUTPUTS + 8, acc[p][i][3]);
         }
     }
+    if (awaited) wait_for_earlier();  // it still needs the memory written below
     __syncthreads();
     for (int i = threadIdx.x; i < pairs * 2 * OUTPUTS; i += WARPS * 32)
         partial[(of_split * 2 + i / OUTPUTS) * pitch + block * OUTPUTS + i % OUTPUTS] = totals[i];
-    if (publishes && threadIdx.x < pairs) sums[of_split + threadIdx.x] = row_sums[threadIdx.x];
+    if (publishes && threadIdx.x < pairs) {
+        sums[of_split + threadIdx.x] = row_sums[threadIdx.x];
+        scale[pair + threadIdx.x] = row_scales[threadIdx.x];
+    }
+    if (awaited && threadIdx.x == 0) {
+        const int blocks = (outputs + OUTPUTS - 1) / OUTPUTS * gridDim.y * groups * jobs;
+        if (atomicAdd(awaited, 1) == blocks - 1)
+            for (int i = 0; i <= jobs; i++) awaited[i] = 0;
+    }
     if (!gated_rotated) return;
 
     __shared__ bool last;
@@ -204,6 +210,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     for (int i = warp; i < pairs; i += WARPS)
         finish_gated(to, from, first_pair + i, pair_capacity, matrix_of_job, matrices, outputs,
                      block * OUTPUTS / ROTATION * ROTATION + 4 * (threadIdx.x & 31));
+    if (!gated_ready) return;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(gated_ready + 1 + job, 1);
+    }
 }
 
 // One group's pairs -> y fp32 [pairs, outputs]. Grid: (pairs, ceil(outputs / 128 / warps of a block)).

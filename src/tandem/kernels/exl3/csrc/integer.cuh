@@ -42,11 +42,6 @@
 #define STEP 4                   // k-tiles that a warp works on at once, one for each lane of a quad
 #define MOST_BITS (BITS_A > BITS_B ? BITS_A : BITS_B)
 
-template <int N>
-struct Number {
-    __device__ constexpr int operator()() const { return N; }
-};
-
 // Weights are A (16 outputs by 8 inputs, four bytes each), activations B (8 columns: two halves of four rows).
 __device__ __forceinline__ void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
@@ -107,24 +102,24 @@ struct LaneBits {
 
 // K-tiles [first, end) of a job's rotated rows, by one warp -> two signed bytes a value. Column 2 pair + half of
 // `columns` (0: high bytes, 1: low bytes) holds 16 bytes a k-tile: lane q of a quad finds its four inputs 2 q,
-// 2 q + 1, 2 q + 8, 2 q + 9 side by side. Every block does this; the first of a launch publishes scale and sums.
+// 2 q + 1, 2 q + 8, 2 q + 9 side by side. Every block does this; who publishes adds up `sums` and notes `scales`.
 __device__ __forceinline__ void quantize_rows(i8* columns, int stride, const float* rotated, const float* peaks,
-                                              int pairs, int inputs, int first, int end, float* scale_out,
-                                              int* totals, bool publish) {
+                                              int pairs, int inputs, int first, int end, float* scales,
+                                              int* sums, bool publish) {
     const int lane = threadIdx.x & 31, blocks = inputs / ROTATION, width = (end - first) * 16;
 #pragma unroll 1
     for (int pair = 0; pair < pairs; pair++) {
         const float* row = rotated + (size_t)pair * inputs + first * 16;
         const float* of_row = peaks + (size_t)pair * blocks;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (4 * lane < width) v = *(const float4*)(row + 4 * lane);
+        if (4 * lane < width) v = __ldcg((const float4*)(row + 4 * lane));
         float peak = 0.0f;
-        for (int i = lane; i < blocks; i += 32) peak = fmaxf(peak, of_row[i]);
+        for (int i = lane; i < blocks; i += 32) peak = fmaxf(peak, __ldcg(of_row + i));
         peak = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(peak)));  // none is negative
         const float inverse = peak > 0.0f ? ACTIVATION_MAX / peak : 0.0f;
         u32 sum = 0;
         for (int at = 4 * lane; at < width; at += 128) {
-            if (at >= 128) v = *(const float4*)(row + at);
+            if (at >= 128) v = __ldcg((const float4*)(row + at));
             // The nearest integer is in the low bits of the sum with 1.5 * 2^23.
             const u32 a0 = __float_as_uint(__fadd_rn(__fmul_rn(v.x, inverse), 12582912.0f)),
                       a1 = __float_as_uint(__fadd_rn(__fmul_rn(v.y, inverse), 12582912.0f)),
@@ -145,11 +140,22 @@ __device__ __forceinline__ void quantize_rows(i8* columns, int stride, const flo
         if (publish) {
             sum = __reduce_add_sync(0xffffffffu, sum);
             if (lane == 0) {
-                atomicAdd(&totals[pair], (int)sum);
-                scale_out[pair] = peak / ACTIVATION_MAX;
+                atomicAdd(&sums[pair], (int)sum);
+                scales[pair] = peak / ACTIVATION_MAX;
             }
         }
     }
+}
+
+// The block waits until `count` has come to `enough`: what was written before is then visible past the first-level cache.
+__device__ __forceinline__ void await_count(const int* count, int enough) {
+    if (threadIdx.x == 0) {
+        int found;
+        do {
+            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
+        } while (found < enough);
+    }
+    __syncthreads();
 }
 
 // The warps that share activations wait for each other; `group`: which ones.
@@ -167,13 +173,13 @@ __device__ __forceinline__ void copy_16_bytes(u32* to, const u32* from, bool wan
 }
 
 // The two weights of each output that a product of the matrix unit takes: P of 0, 2, 8, 10, 16, 18, 24, 26.
-template <int P, int BITS, int ROW_PASSES>
+template <int P, int BITS>
 __device__ __forceinline__ void multiply_inputs(int (&acc)[PASSES][TILES][4], const LaneBits<BITS> (&bits)[TILES],
-                                                const u32 (&four)[ROW_PASSES]) {
+                                                const u32 (&four)[PASSES]) {
     constexpr u32 byte = P & 2 ? 0x2222 : 0;
-    u32 B[ROW_PASSES][2];
+    u32 B[PASSES][2];
 #pragma unroll
-    for (int p = 0; p < ROW_PASSES; p++) {
+    for (int p = 0; p < PASSES; p++) {
         B[p][0] = __byte_perm(four[p], 0, byte);
         B[p][1] = __byte_perm(four[p], 0, byte + 0x1111);
     }
@@ -182,16 +188,16 @@ __device__ __forceinline__ void multiply_inputs(int (&acc)[PASSES][TILES][4], co
         const u32 x0 = bits[i].template codeword<P>(), x1 = bits[i].template codeword<P + 1>(),
                   x4 = bits[i].template codeword<P + 4>(), x5 = bits[i].template codeword<P + 5>();
 #pragma unroll
-        for (int p = 0; p < ROW_PASSES; p++) mma(acc[p][i], x0, x4, x1, x5, B[p][0], B[p][1]);
+        for (int p = 0; p < PASSES; p++) mma(acc[p][i], x0, x4, x1, x5, B[p][0], B[p][1]);
     }
 }
 
-template <int Q, int BITS, int ROW_PASSES>
+template <int Q, int BITS>
 __device__ __forceinline__ void multiply_quarter(int (&acc)[PASSES][TILES][4], const LaneBits<BITS> (&bits)[TILES],
-                                                 const uint4 (&sixteen)[ROW_PASSES]) {
-    u32 four[ROW_PASSES];
+                                                 const uint4 (&sixteen)[PASSES]) {
+    u32 four[PASSES];
 #pragma unroll
-    for (int p = 0; p < ROW_PASSES; p++)
+    for (int p = 0; p < PASSES; p++)
         four[p] = Q == 0 ? sixteen[p].x : Q == 1 ? sixteen[p].y : Q == 2 ? sixteen[p].z : sixteen[p].w;
     multiply_inputs<8 * Q>(acc, bits, four);
     multiply_inputs<8 * Q + 2>(acc, bits, four);
@@ -205,7 +211,7 @@ __device__ __forceinline__ void multiply_quarter(int (&acc)[PASSES][TILES][4], c
 // Tiles travel through the warp's own ring in shared memory, DEPTH steps each, because registers as their destination
 // would all be waited for together. The first are asked for before `prepare` puts the activations (`columns`, as
 // above) in place.
-template <int BITS, int ROW_PASSES, class Prepare>
+template <int BITS, class Prepare>
 __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][4], const u32* matrix, u32* ring,
                                          const i8* columns, int stride, int first, int end, int n_tiles, int n_tile,
                                          const Prepare& prepare) {
@@ -229,9 +235,9 @@ __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][4], const u32
     const u32* own = ring + q * Bits::PITCH + r * BITS;
     const u32* before = own + (r ? -1 : WORDS - 1);
     // Columns past the last repeat it: their sums are dropped.
-    const i8* column[ROW_PASSES];
+    const i8* column[PASSES];
 #pragma unroll
-    for (int p = 0; p < ROW_PASSES; p++) column[p] = columns + min(8 * p + r, 2 * ROWS - 1) * stride + 16 * q;
+    for (int p = 0; p < PASSES; p++) column[p] = columns + min(8 * p + r, 2 * ROWS - 1) * stride + 16 * q;
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
@@ -241,9 +247,9 @@ __device__ __forceinline__ void multiply(int (&acc)[PASSES][TILES][4], const u32
 #pragma unroll
         for (int i = 0; i < TILES; i++) bits[i].load(before + used + i * WORDS, own + used + i * WORDS);
         used = used == (DEPTH - 1) * SLOT ? 0 : used + SLOT;
-        uint4 sixteen[ROW_PASSES];
+        uint4 sixteen[PASSES];
 #pragma unroll
-        for (int p = 0; p < ROW_PASSES; p++) {
+        for (int p = 0; p < PASSES; p++) {
             sixteen[p] = *(const uint4*)column[p];
             column[p] += 16 * STEP;
         }

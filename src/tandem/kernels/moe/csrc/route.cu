@@ -15,8 +15,8 @@
 // logits fp32 [rows, experts], bias fp32 [experts]. Row r chooses top_k experts by sigmoid(logit) + bias (ties go to
 // the lower one), weighted by sigmoid(logit), normalized if asked, times scaling; a shared expert is matrix
 // `experts`, chosen last with weight 1 by every row if `shared` is 1. Blocks of 512 threads, a warp a row.
-// -> pairs in ascending order of (expert, row): pair_row, pair_matrix [pairs]; jobs; row_pair, row_matrix,
-// row_weight [rows, choices] in ascending order of experts.
+// -> pairs in ascending order of (expert, row): pair_row, pair_matrix [pairs]; jobs of at most job_rows pairs; row_pair,
+// row_matrix, row_weight [rows, choices] in ascending order of experts.
 //
 // Then x fp32 [rows, inputs] rotated for each pair: rotated fp32 [groups, pair_capacity, inputs] and its peaks; suh
 // fp16 [groups, matrices, inputs]. Every block routes all rows, which takes less than another launch; the first one
@@ -25,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(512)
     route(const float* logits, const float* bias, int* pair_row,
           int* pair_matrix, int* pair_count, int* job_start,
           int* job_matrix, int* job_count, int* row_pair,
-          int* row_matrix, float* row_weight, int rows, int experts, int top_k, int shared, int normalize,
-          float scaling, const float* x, const __half* suh, float* rotated, float* peaks, int inputs,
+          int* row_matrix, float* row_weight, int rows, int job_rows, int experts, int top_k, int shared,
+          int normalize, float scaling, const float* x, const __half* suh, float* rotated, float* peaks, int inputs,
           int groups, int pair_capacity, const float* site_partial, const float* site_base, const float* site_scale,
           float* coefficients, int site_blocks, int iterations, float eps, float norm_eps) {
     __shared__ unsigned members[1024];  // rows that meet an expert, one bit each
@@ -109,12 +109,11 @@ extern "C" __global__ void __launch_bounds__(512)
         __shared__ int pairs_of[32], jobs_of[32];
         for (int chunk = row; chunk * 32 < matrices; chunk += warps) {
             const int count = chunk * 32 + lane < matrices ? __popc(members[chunk * 32 + lane]) : 0;
-            int total = count;
-            for (int step = 16; step; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
-            const int active = __popc(__ballot_sync(0xffffffffu, count > 0));
+            const int pairs = __reduce_add_sync(0xffffffffu, count);
+            const int jobs = __reduce_add_sync(0xffffffffu, (count + job_rows - 1) / job_rows);
             if (lane == 0) {
-                pairs_of[chunk] = total;
-                jobs_of[chunk] = active;
+                pairs_of[chunk] = pairs;
+                jobs_of[chunk] = jobs;
             }
         }
         __syncthreads();
@@ -125,22 +124,23 @@ extern "C" __global__ void __launch_bounds__(512)
                 jobs += jobs_of[before];
             }
             const int e = chunk * 32 + lane, count = e < matrices ? __popc(members[e]) : 0;
-            int through = count;
+            const int own_jobs = (count + job_rows - 1) / job_rows;
+            int through = own_jobs << 16 | count;
             for (int step = 1; step < 32; step <<= 1) {
                 const int other = __shfl_up_sync(0xffffffffu, through, step);
                 if (lane >= step) through += other;
             }
-            const unsigned active = __ballot_sync(0xffffffffu, count > 0);
-            const int start = pairs + through - count, job = jobs + __popc(active & ((1u << lane) - 1));
+            const int start = pairs + (through & 0xffff) - count, job = jobs + (through >> 16) - own_jobs;
             if (e < matrices) first_pair[e] = start;
-            if (count > 0 && publishes) {
-                job_start[job] = start;
-                job_matrix[job] = e;
+            if (publishes) {
+                for (int i = 0; i < own_jobs; i++) {
+                    job_start[job + i] = start + i * job_rows;
+                    job_matrix[job + i] = e;
+                }
             }
             if (e == matrices - 1 && publishes) {
-                const int all = jobs + __popc(active);
-                job_start[all] = start + count;
-                *job_count = all;
+                job_start[job + own_jobs] = start + count;
+                *job_count = job + own_jobs;
                 *pair_count = start + count;
             }
         }
