@@ -106,3 +106,14 @@ def test_pool_scores(architecture, heads):
     made = compiled(indexer._score, dtypes, constants, architecture, num_warps=4)
     assert made.asm["ptx"]
     assert made.metadata.shared <= ARCHITECTURES[architecture]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("heads", [4, 32])
+def test_pool_scores_of_a_chunk(architecture, heads):
+    indexer = pytest.importorskip("tandem.kernels.indexer.chunk", exc_type=ImportError)
+    dtypes = ["*fp16", "*fp32", "*fp16", *["*i32"] * 2, "*fp32", *["i32"] * 3, "fp32"]
+    constants = {"HEADS": heads, "D": 128, "PAGE_POOLS": 64, "POOL": 4, "COUNT": 512, "BLOCK": 128, "ROWS": 4}
+    made = compiled(indexer._score_chunk, dtypes, constants, architecture, num_warps=8)
+    assert made.asm["ptx"]
+    assert made.metadata.shared <= ARCHITECTURES[architecture]

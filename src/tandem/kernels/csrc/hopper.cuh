@@ -93,25 +93,27 @@ __device__ __forceinline__ void wait_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#define OPERANDS_8(d, i)                                                                                       \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-        "+f"(d[i + 7])
-#define OPERANDS_32(d) OPERANDS_8(d, 0), OPERANDS_8(d, 8), OPERANDS_8(d, 16), OPERANDS_8(d, 24)
+#define OPERANDS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define OPERANDS_8(d, i) OPERANDS_4(d, i), OPERANDS_4(d, i + 4)
+#define OPERANDS_16(d, i) OPERANDS_8(d, i), OPERANDS_8(d, i + 8)
+#define OPERANDS_32(d, i) OPERANDS_16(d, i), OPERANDS_16(d, i + 16)
+#define OPERANDS_64(d, i) OPERANDS_32(d, i), OPERANDS_32(d, i + 32)
 #define NAMES_32                                                                                            \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27," \
     "%28,%29,%30,%31"
-#define NAMES_48 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define NAMES_56 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define NAMES_64 NAMES_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_36 NAMES_32 ",%32,%33,%34,%35"
+#define NAMES_40 NAMES_36 ",%36,%37,%38,%39"
+#define NAMES_44 NAMES_40 ",%40,%41,%42,%43"
+#define NAMES_48 NAMES_44 ",%44,%45,%46,%47"
+#define NAMES_52 NAMES_48 ",%48,%49,%50,%51"
+#define NAMES_56 NAMES_52 ",%52,%53,%54,%55"
+#define NAMES_60 NAMES_56 ",%56,%57,%58,%59"
+#define NAMES_64 NAMES_60 ",%60,%61,%62,%63"
 #define NAMES_128 NAMES_64 \
     ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" \
     ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95" \
     ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
     ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define OPERANDS_64(d) OPERANDS_32(d), OPERANDS_8(d, 32), OPERANDS_8(d, 40), OPERANDS_8(d, 48), OPERANDS_8(d, 56)
-#define OPERANDS_128(d)                                                                                      \
-    OPERANDS_64(d), OPERANDS_8(d, 64), OPERANDS_8(d, 72), OPERANDS_8(d, 80), OPERANDS_8(d, 88), OPERANDS_8(d, 96), \
-        OPERANDS_8(d, 104), OPERANDS_8(d, 112), OPERANDS_8(d, 120)
 #define PRODUCT(shape, names, inputs, ...)                                                                \
     asm volatile("wgmma.mma_async.sync.aligned." shape ".f32.f16.f16 {" names "}, " inputs ", 1, 1, 1, 0;" \
                  : __VA_ARGS__                                                                            \
@@ -120,28 +122,36 @@ __device__ __forceinline__ void wait_products() {
 // d [64, N] += a [64, 16] (fp16 registers of the warp group) b [16, N] (shared memory, N swizzled rows).
 template <int N, int SUMS>
 __device__ __forceinline__ void product(float (&d)[SUMS], const u32 (&a)[4], u64 b) {
-    static_assert(N == 64 || N == 96 || N == 112 || N == 128);
-    if constexpr (N == 64)
-        PRODUCT("m64n64k16", NAMES_32, "{%32,%33,%34,%35}, %36", OPERANDS_32(d));
-    else if constexpr (N == 96)
-        PRODUCT("m64n96k16", NAMES_48, "{%48,%49,%50,%51}, %52", OPERANDS_32(d), OPERANDS_8(d, 32), OPERANDS_8(d, 40));
-    else if constexpr (N == 112)
-        PRODUCT("m64n112k16", NAMES_56, "{%56,%57,%58,%59}, %60", OPERANDS_32(d), OPERANDS_8(d, 32), OPERANDS_8(d, 40),
-                OPERANDS_8(d, 48));
-    else
-        PRODUCT("m64n128k16", NAMES_64, "{%64,%65,%66,%67}, %68", OPERANDS_64(d));
+    static_assert(N % 8 == 0 && N >= 64 && N <= 128);
+    if constexpr (N == 64) PRODUCT("m64n64k16", NAMES_32, "{%32,%33,%34,%35}, %36", OPERANDS_32(d, 0));
+    if constexpr (N == 72)
+        PRODUCT("m64n72k16", NAMES_36, "{%36,%37,%38,%39}, %40", OPERANDS_32(d, 0), OPERANDS_4(d, 32));
+    if constexpr (N == 80)
+        PRODUCT("m64n80k16", NAMES_40, "{%40,%41,%42,%43}, %44", OPERANDS_32(d, 0), OPERANDS_8(d, 32));
+    if constexpr (N == 88)
+        PRODUCT("m64n88k16", NAMES_44, "{%44,%45,%46,%47}, %48", OPERANDS_32(d, 0), OPERANDS_8(d, 32), OPERANDS_4(d, 40));
+    if constexpr (N == 96)
+        PRODUCT("m64n96k16", NAMES_48, "{%48,%49,%50,%51}, %52", OPERANDS_32(d, 0), OPERANDS_16(d, 32));
+    if constexpr (N == 104)
+        PRODUCT("m64n104k16", NAMES_52, "{%52,%53,%54,%55}, %56", OPERANDS_32(d, 0), OPERANDS_16(d, 32), OPERANDS_4(d, 48));
+    if constexpr (N == 112)
+        PRODUCT("m64n112k16", NAMES_56, "{%56,%57,%58,%59}, %60", OPERANDS_32(d, 0), OPERANDS_16(d, 32), OPERANDS_8(d, 48));
+    if constexpr (N == 120)
+        PRODUCT("m64n120k16", NAMES_60, "{%60,%61,%62,%63}, %64", OPERANDS_32(d, 0), OPERANDS_16(d, 32), OPERANDS_8(d, 48),
+                OPERANDS_4(d, 56));
+    if constexpr (N == 128) PRODUCT("m64n128k16", NAMES_64, "{%64,%65,%66,%67}, %68", OPERANDS_64(d, 0));
 }
 
 // d [64, 64] += a [64, 16] b [16, 64], both by swizzled_rows.
 __device__ __forceinline__ void product_of_rows(float (&d)[32], u64 a, u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES_32 "}, %32, %33, 1, 1, 1, 0, 0;"
-                 : OPERANDS_32(d)
+                 : OPERANDS_32(d, 0)
                  : "l"(a), "l"(b));
 }
 
 // d [64, 256] += a [64, 16] by swizzled_rows times b [16, 256] by swizzled_columns.
 __device__ __forceinline__ void product_of_columns(float (&d)[128], u64 a, u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" NAMES_128 "}, %128, %129, 1, 1, 1, 0, 1;"
-                 : OPERANDS_128(d)
+                 : OPERANDS_64(d, 0), OPERANDS_64(d, 64)
                  : "l"(a), "l"(b));
 }

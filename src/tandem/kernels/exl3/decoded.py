@@ -124,7 +124,7 @@ class DecodedChunk:
         inputs, outputs = out.shape
         self._module(stack).launch(
             "decode_matrix",
-            (outputs // TILE_OUTPUTS, inputs // 16, 1),
+            (outputs // TILE_OUTPUTS, inputs // 64, 1),
             (256, 1, 1),
             stack.addresses[matrix:],
             out,

@@ -145,6 +145,25 @@ class Exl3Stack:
             outputs=self.outputs[number : number + 1],
         )
 
+    def single(self, number: int) -> Exl3Stack:
+        """Matrix ``number`` of every group as a stack of its own, over the same tiles."""
+        own = [group * self.matrices + number for group in range(self.groups)]
+        only = slice(number, number + 1)
+        return replace(
+            self,
+            trellises=tuple(self.trellises[i] for i in own),
+            addresses=self.addresses[own],
+            bits=self.bits[own],
+            outputs_of=self.outputs_of[own],
+            form_of=self.form_of[own],
+            form_numbers=tuple(self.form_numbers[i] for i in own),
+            suh=self.suh[:, only].contiguous(),
+            svh=tuple(part[only] for part in self.svh),
+            offsets=tuple(part[only] for part in self.offsets),
+            offset_addresses=self.offset_addresses[own],
+            matrices=1,
+        )
+
     @property
     def widest(self) -> int:
         return max(self.outputs)

@@ -1,4 +1,4 @@
-"""Kimi delta attention over a prefill chunk on a CUDA card: fp32, rows in blocks of four.
+"""Kimi delta attention over a prefill chunk on a CUDA card: fp32, rows in blocks of eight.
 
 Alphabet: C rows, H heads of 128.
 """
@@ -14,10 +14,11 @@ from tandem.kernels.kda.cuda import HEAD, StepWeights
 from tandem.kernels.nvrtc import KernelModule, KernelSource, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "kda_chunk.cu")
-_BLOCK_ROWS = 4
-_RECORD = 17 * HEAD + 8 * _BLOCK_ROWS
-"""Floats that four rows of a head leave for the recurrence; the source lists them."""
-_SHARED_BYTES = 4 * 8 * (13 * HEAD + 8 * _BLOCK_ROWS + 64 * _BLOCK_ROWS)
+_BLOCK_ROWS = 8
+_RECORD = 34 * HEAD
+"""Floats that eight rows of a head leave for the recurrence; the source lists them."""
+_SHARED_BYTES = 6 * 4 * (8 * (2 * (HEAD + 8) + HEAD + 4) + HEAD + 2 * 64 + 8 * (64 + 4))
+"""Six records, their rows apart."""
 
 
 @dataclass(slots=True)

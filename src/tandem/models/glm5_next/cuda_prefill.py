@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.exl3.blocks import Blocks
-from tandem.kernels.exl3.chunk import Exl3Chunk
+from tandem.kernels.exl3.chunk import LIBRARY_ROWS, Exl3Chunk
 from tandem.kernels.exl3.operands import Exl3Stack
 from tandem.kernels.hadamard.reference import hadamard
-from tandem.kernels.hyper_connection.cuda import SOURCE as SITES
-from tandem.kernels.hyper_connection.cuda import SiteWeights
+from tandem.kernels.hyper_connection.chunk import ChunkOutput, ChunkSites, ChunkStreams
+from tandem.kernels.hyper_connection.cuda import Embedding, SiteWeights
+from tandem.kernels.indexer.chunk import score_chunk
 from tandem.kernels.indexer.cuda import TopPools
-from tandem.kernels.indexer.triton import score
 from tandem.kernels.kda.chunk import KdaChunk
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.kernels.latent_q8 import reference as q8
@@ -27,7 +27,6 @@ from tandem.kernels.mla.cuda import DeviceCache
 from tandem.kernels.mla.operands import Parts, Where, parts_for
 from tandem.kernels.mla.triton import attend
 from tandem.kernels.moe.chunk import ChunkRouter
-from tandem.kernels.nvrtc import KernelModule, kernel_module
 from tandem.models.glm5_next.cuda_head import DeviceHead
 from tandem.models.glm5_next.cuda_stage import DeviceStage
 from tandem.models.glm5_next.cuda_weights import KdaTensors, MlaTensors, MlpTensors
@@ -50,15 +49,6 @@ class ChunkInput:
     """int32 [1, max_pages]."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Routed:
-    """A sublayer's output: y fp16 [P, D], gathered by row."""
-
-    y: torch.Tensor
-    row_pair: torch.Tensor | None = None
-    row_weight: torch.Tensor | None = None
-
-
 class PrefillProgram:
     """Launches for chunks of C rows; ``run`` returns the streams fp32 [C, 4, D]."""
 
@@ -70,98 +60,52 @@ class PrefillProgram:
         self._attention = ChunkAttention(device, cache_dir)
         self._recurrence = KdaChunk(device, cache_dir)
         self._dense = Blocks.dense(chunk_tokens, device)
-        self.streams = torch.empty(chunk_tokens, 4, spec.hidden_size, device=device)
-        self._coefficients = torch.empty(chunk_tokens, 24, device=device)
-        self._squares = torch.empty(chunk_tokens, device=device)
+        self._sites = ChunkSites(
+            device, cache_dir, spec.sinkhorn_iterations, spec.streams_eps, spec.rms_norm_eps
+        )
+        self._streams = ChunkStreams.empty(chunk_tokens, spec.hidden_size, device)
         self._x = torch.empty(chunk_tokens, spec.hidden_size, dtype=torch.float16, device=device)
         self._run_of_row = torch.zeros(chunk_tokens, dtype=torch.int32, device=device)
 
+    @property
+    def streams(self) -> torch.Tensor:
+        """fp32 [C, 4, D]."""
+        return self._streams.values
+
     def run(self, chunk: ChunkInput) -> torch.Tensor:
         stage = self._stage
-        last: _Routed | None = None
-        embedding = stage.embedding
+        last: ChunkOutput | Embedding | None = None
+        if stage.embedding is not None:
+            last = Embedding(stage.embedding, chunk.token_ids)
         for layer in stage.layers:
-            self._leave(last, embedding, chunk)
-            embedding = None
+            self._sites.leave(self._streams, last, layer.attention_site.mixer)
             if isinstance(layer.attention, KdaTensors):
                 last = self._kda(layer.attention_site, layer.attention, layer.memory, chunk)
             else:
                 last = self._mla(layer.attention_site, layer.attention, layer.memory, chunk)
-            self._leave(last, None, chunk)
+            self._sites.leave(self._streams, last, layer.feed_forward_site.mixer)
             last = self._mlp(layer.feed_forward_site, layer.feed_forward)
-        self._leave(last, None, chunk)
+        self._sites.leave(self._streams, last, None)
         return self.streams
 
     def logits(self, head: DeviceHead, rows: slice) -> torch.Tensor:
         """fp32 [R, V] of some of the last chunk's rows; rows lie apart by V and its padding."""
         rotated = self._halves(1, self._rows, head.vocabulary.inputs)
-        self._enter(None, head.norm, head.vocabulary.suh, rotated)
+        self._sites.enter(self._streams, None, head.norm, head.vocabulary.suh, self._x, rotated)
         chosen = rotated[:, rows].contiguous()
         y = torch.empty(chosen.shape[1], head.vocabulary.outputs[0], device=chosen.device)
         blocks = Blocks.dense(chosen.shape[1], chosen.device)
         self._exl3.product(chosen, head.vocabulary, blocks, (y,))
         return y[:, : self._stage.spec.vocab_size]
 
-    def _leave(self, last: _Routed | None, embedding: torch.Tensor | None, chunk: ChunkInput) -> None:
-        choices = 0
-        if last is not None:
-            choices = 1 if last.row_pair is None else last.row_pair.shape[1]
-        self._sites().launch(
-            "leave_chunk",
-            (self._rows, 1, 1),
-            (256, 1, 1),
-            self.streams,
-            self._coefficients,
-            last.y if last else None,
-            last.row_pair if last else None,
-            last.row_weight if last else None,
-            embedding,
-            chunk.token_ids,
-            self._squares,
-            self._stage.spec.hidden_size,
-            choices,
-        )
-
-    def _enter(
-        self,
-        site: SiteWeights | None,
-        norm: torch.Tensor,
-        suh: torch.Tensor | None,
-        rotated: torch.Tensor | None,
-    ) -> None:
-        spec = self._stage.spec
-        projected = None if site is None else torch.mm(self.streams.flatten(1), site.mixer.T)
-        self._sites().launch(
-            "enter_chunk",
-            (self._rows, 1, 1),
-            (256, 1, 1),
-            self.streams,
-            projected,
-            self._squares,
-            site.base if site else None,
-            site.scale if site else None,
-            norm,
-            suh,
-            self._coefficients,
-            self._x,
-            rotated,
-            spec.hidden_size,
-            0 if suh is None else suh.shape[0],
-            int(site is None),
-            spec.sinkhorn_iterations,
-            float(spec.streams_eps),
-            float(spec.rms_norm_eps),
-            shared_bytes=4 * spec.hidden_size,
-        )
-
     def _kda(
         self, site: SiteWeights, tensors: KdaTensors, slots: DeviceSlots | DeviceCache, chunk: ChunkInput
-    ) -> _Routed:
+    ) -> ChunkOutput:
         assert isinstance(slots, DeviceSlots)
         spec, rows, device = self._stage.spec, self._rows, self._x.device
         width = spec.kda_width
         inputs = self._halves(tensors.qkv.groups, rows, tensors.qkv.inputs)
-        self._enter(site, site.norm, tensors.qkv.suh, inputs)
+        self._sites.enter(self._streams, site, site.norm, tensors.qkv.suh, self._x, inputs)
         small = torch.mm(self._x, tensors.step.small.T, out_dtype=torch.float32)
         forget = torch.mm(small[:, :128].half(), tensors.step.forget_up.T, out_dtype=torch.float32)
         gate = torch.mm(small[:, 128:256].half(), tensors.step.gate_up.T, out_dtype=torch.float32)
@@ -178,16 +122,16 @@ class PrefillProgram:
         slots.committed[chunk.slot] = chunk.start + chunk.length
         rotated = self._halves(1, rows, width)
         self._recurrence.finish(forget, gate, tensors.step, tensors.out.suh, spec.rms_norm_eps, rotated)
-        return _Routed(self._one_product(rotated, tensors.out))
+        return ChunkOutput(self._one_product(rotated, tensors.out))
 
     def _mla(
         self, site: SiteWeights, tensors: MlaTensors, cache: DeviceSlots | DeviceCache, chunk: ChunkInput
-    ) -> _Routed:
+    ) -> ChunkOutput:
         assert isinstance(cache, DeviceCache)
         spec, rows, device, room = self._stage.spec, self._rows, self._x.device, self._stage.room
         step, heads, latent = tensors.step, spec.heads, spec.kv_lora_rank
         inputs = self._halves(2, rows, tensors.down.inputs)
-        self._enter(site, site.norm, tensors.down.suh, inputs)
+        self._sites.enter(self._streams, site, site.norm, tensors.down.suh, self._x, inputs)
         small = torch.mm(self._x, step.small.T, out_dtype=torch.float32)
         low = torch.empty(rows, spec.q_lora_rank, device=device)
         latents = torch.empty(rows, latent, device=device)
@@ -216,7 +160,7 @@ class PrefillProgram:
         visible = (chunk.start + rows) // spec.index_kpool
         if visible > pools:
             scores = torch.empty(rows, visible, device=device)
-            score(index_q.float(), small[:, 256:], cache.pools, where, scores)
+            score_chunk(index_q, small[:, 256:], cache.pools, where, scores)
             self._top.select(scores, where.positions, where.chosen, spec.index_kpool)
         if self._attention.can(heads, cache):
             attended = torch.empty_like(q)
@@ -227,7 +171,7 @@ class PrefillProgram:
         torch.bmm(attended.transpose(0, 1), step.value_half, out=values.transpose(0, 1))
         rotated = self._halves(1, rows, tensors.out.inputs)
         self._exl3.rotate(values.view(rows, -1), tensors.out.suh, self._dense, rotated)
-        return _Routed(self._one_product(rotated, tensors.out))
+        return ChunkOutput(self._one_product(rotated, tensors.out))
 
     def _attend_anywhere(self, q: torch.Tensor, cache: DeviceCache, where: Where) -> torch.Tensor:
         """On any card, over fp16 or int8 latents: q fp16 [C, H, L] -> fp16 [C, H, L]."""
@@ -272,46 +216,61 @@ class PrefillProgram:
         ring = cache.ring[chunk.slot]
         ring[positions[tail] % ring.shape[0]] = torch.stack((keys[tail], gates[tail]), dim=1)
 
-    def _mlp(self, site: SiteWeights, tensors: MlpTensors) -> _Routed:
+    def _mlp(self, site: SiteWeights, tensors: MlpTensors) -> ChunkOutput:
         spec, rows = self._stage.spec, self._rows
         gate_up = tensors.gate_up
         if tensors.router is None:
             inputs = self._halves(2, rows, gate_up.inputs)
-            self._enter(site, site.norm, gate_up.suh[:, 0], inputs)
-            return _Routed(self._gated(inputs, tensors, self._dense))
+            self._sites.enter(self._streams, site, site.norm, gate_up.suh[:, 0], self._x, inputs)
+            y = self._halves(rows, spec.hidden_size)
+            self._gated(inputs, gate_up, tensors.down, self._dense, y)
+            return ChunkOutput(y)
         assert tensors.correction_bias is not None
-        self._enter(site, site.norm, None, None)
+        shared = tensors.shared if rows >= LIBRARY_ROWS else None  # else a matrix like the routed ones
+        own = self._halves(2, rows, gate_up.inputs) if shared else None
+        self._sites.enter(
+            self._streams, site, site.norm, shared.gate_up.suh if shared else None, self._x, own
+        )
         router = ChunkRouter(
             self._x.device,
             self._cache_dir,
             spec.experts_per_token,
-            gate_up.matrices - spec.num_experts,
+            0 if shared else gate_up.matrices - spec.num_experts,
             spec.normalize_experts,
             spec.routed_scaling,
         )
         logits = torch.mm(self._x, tensors.router.T, out_dtype=torch.float32)
         routed = router.route(logits, tensors.correction_bias)
-        inputs = self._halves(2, routed.blocks.pairs, gate_up.inputs)
+        pairs = routed.blocks.pairs
+        y = self._halves(pairs + rows, spec.hidden_size)
+        inputs = self._halves(2, pairs, gate_up.inputs)
         self._exl3.rotate(self._x, gate_up.suh, routed.blocks, inputs)
-        return _Routed(self._gated(inputs, tensors, routed.blocks), routed.row_pair, routed.row_weight)
+        self._gated(inputs, gate_up, tensors.down, routed.blocks, y[:pairs])
+        if shared is None or own is None:
+            return ChunkOutput(y, routed.row_pair, routed.row_weight)
+        self._gated(own, shared.gate_up, shared.down, self._dense, y[pairs:])
+        row_pair = torch.cat((routed.row_pair, self._rows_after(pairs)), dim=1)
+        return ChunkOutput(y, row_pair, torch.nn.functional.pad(routed.row_weight, (0, 1), value=1.0))
 
-    def _gated(self, inputs: torch.Tensor, tensors: MlpTensors, blocks: Blocks) -> torch.Tensor:
-        pairs, width = inputs.shape[1], tensors.down.inputs
+    def _rows_after(self, pairs: int) -> torch.Tensor:
+        """Where the rows' own outputs lie behind those of so many pairs: int32 [C, 1]."""
+        return torch.arange(pairs, pairs + self._rows, dtype=torch.int32, device=self._x.device)[:, None]
+
+    def _gated(
+        self, inputs: torch.Tensor, gate_up: Exl3Stack, down: Exl3Stack, blocks: Blocks, y: torch.Tensor
+    ) -> None:
+        """Rotated inputs fp16 [2, P, D] of gate and up -> y fp16 [P, D]."""
+        pairs, width = inputs.shape[1], down.inputs
         both = self._halves(2, pairs, width)
-        self._exl3.product(inputs, tensors.gate_up, blocks, (both[0], both[1]))
+        self._exl3.product(inputs, gate_up, blocks, (both[0], both[1]))
         rotated = self._halves(1, pairs, width)
-        self._exl3.gate_up(both[0], both[1], tensors.down, blocks, rotated, self._stage.spec.swiglu_limit)
-        return self._one_product(rotated, tensors.down, blocks)
+        self._exl3.gate_up(both[0], both[1], down, blocks, rotated, self._stage.spec.swiglu_limit)
+        self._exl3.product(rotated, down, blocks, (y,))
 
-    def _one_product(
-        self, rotated: torch.Tensor, stack: Exl3Stack, blocks: Blocks | None = None
-    ) -> torch.Tensor:
-        y = torch.empty(rotated.shape[1], stack.outputs[0], dtype=torch.float16, device=rotated.device)
-        self._exl3.product(rotated, stack, blocks or self._dense, (y,))
+    def _one_product(self, rotated: torch.Tensor, stack: Exl3Stack) -> torch.Tensor:
+        y = self._halves(rotated.shape[1], stack.outputs[0])
+        self._exl3.product(rotated, stack, self._dense, (y,))
         return y
 
     def _halves(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float16, device=self._x.device)
-
-    def _sites(self) -> KernelModule:
-        return kernel_module(SITES, self._x.device, self._cache_dir)

@@ -51,6 +51,15 @@ class MlpTensors:
     """fp16 [E, hidden]; None: a plain MLP."""
     correction_bias: torch.Tensor | None
     """fp32 [E]."""
+    shared: SharedExpert | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The expert that all rows meet, as stacks of one matrix a group over the same tiles."""
+
+    gate_up: Exl3Stack
+    down: Exl3Stack
 
 
 class DeviceReader:
@@ -141,11 +150,17 @@ class DeviceReader:
             bases = [f"{base}.experts.{n}" for n in range(spec.num_experts)]
             if spec.shared_experts:
                 bases.append(f"{base}.shared_experts")
+        gate_up = self.stack(
+            [[self.matrix(f"{at}.{part}_proj", hidden, size) for at in bases] for part in ("gate", "up")]
+        )
+        down = self.stack([[self.matrix(f"{at}.down_proj", size, hidden) for at in bases]])
+        shared = None
+        if not dense and spec.shared_experts:
+            shared = SharedExpert(gate_up.single(spec.num_experts), down.single(spec.num_experts))
         return MlpTensors(
-            gate_up=self.stack(
-                [[self.matrix(f"{at}.{part}_proj", hidden, size) for at in bases] for part in ("gate", "up")]
-            ),
-            down=self.stack([[self.matrix(f"{at}.down_proj", size, hidden) for at in bases]]),
+            gate_up=gate_up,
+            down=down,
+            shared=shared,
             router=None if dense else self.halves(f"{base}.gate"),
             correction_bias=None if dense else self.floats(f"{base}.gate.e_score_correction_bias"),
         )

@@ -123,7 +123,7 @@ extern "C" __global__ void gate_up_chunk(const __half* gate, const __half* up, c
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float a = fminf(v[8 * p + i], limit), b = fminf(fmaxf(other[i], -limit), limit);
-                v[8 * p + i] = a / (1.0f + expf(-a)) * b * ROTATION_NORM;
+                v[8 * p + i] = __fdividef(a, 1.0f + __expf(-a)) * b * ROTATION_NORM;
             }
         }
         store(v, signs, rotated, swizzled, 0, gridDim.x, pair, width, at, live);

@@ -13,40 +13,54 @@
 #define THREADS 128
 #define SUM_PITCH 132
 
+#define DECODE_TILES 4  // of 16 inputs, of a warp of decode_matrix
+#define DECODE_PITCH 136
+
 // The matrix between its rotations as fp16 [inputs, outputs], bit for bit what the format means. Grid: (outputs / 128,
-// inputs / 16), 256 threads, a warp a tile; form: a number of FORMS.
+// inputs / 64), 256 threads, a warp a column of tiles; form: a number of FORMS.
 template <int CODEBOOK, int HALVES>
-__device__ __forceinline__ void decode_tile(__half (&rows)[16][128], const u32* matrix, int n_tiles) {
+__device__ __forceinline__ void decode_tiles(__half (&rows)[16 * DECODE_TILES][DECODE_PITCH], const u32* matrix,
+                                             int n_tiles) {
     using Tile = Ring<HALVES>;
     const Tile ring;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    u32 loaded[Tile::size], a[Tile::size], b[4];
-    ring.load(loaded, matrix + ((size_t)blockIdx.y * n_tiles + blockIdx.x * 8 + warp) * Tile::words);
-    ring.align(a, loaded);
-    decode<CODEBOOK, HALVES>(b, a);
+    u32 loaded[DECODE_TILES][Tile::size];
+#pragma unroll
+    for (int t = 0; t < DECODE_TILES; t++)
+        ring.load(loaded[t],
+                  matrix + ((size_t)(blockIdx.y * DECODE_TILES + t) * n_tiles + blockIdx.x * 8 + warp) * Tile::words);
     const int row = 2 * (lane & 3), column = warp * 16 + (lane >> 2);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const __half2 w = *(const __half2*)&b[i];
-        const int at = row + 8 * (i & 1), c = column + 8 * (i >> 1);
-        rows[at][c] = __low2half(w);
-        rows[at + 1][c] = __high2half(w);
+    for (int t = 0; t < DECODE_TILES; t++) {
+        u32 a[Tile::size], b[4];
+        ring.align(a, loaded[t]);
+        decode<CODEBOOK, HALVES>(b, a);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const __half2 w = *(const __half2*)&b[i];
+            const int at = 16 * t + row + 8 * (i & 1), c = column + 8 * (i >> 1);
+            rows[at][c] = __low2half(w);
+            rows[at + 1][c] = __high2half(w);
+        }
     }
 }
 
 extern "C" __global__ void decode_matrix(const unsigned long long* trellis, __half* matrix, int outputs, int form) {
-    __shared__ __align__(16) __half rows[16][128];
+    __shared__ __align__(16) __half rows[16 * DECODE_TILES][DECODE_PITCH];
     wait_for_earlier();
     const u32* tiles = (const u32*)*trellis;
-#define F(number, codebook, halves)                                \
-    case number:                                                   \
-        decode_tile<codebook, halves>(rows, tiles, outputs / 16);  \
+#define F(number, codebook, halves)                                 \
+    case number:                                                    \
+        decode_tiles<codebook, halves>(rows, tiles, outputs / 16);  \
         break;
     switch (form) { FORMS }
 #undef F
     __syncthreads();
-    const int r = threadIdx.x >> 4, at = (threadIdx.x & 15) * 8;
-    *(uint4*)(matrix + ((size_t)blockIdx.y * 16 + r) * outputs + blockIdx.x * 128 + at) = *(const uint4*)&rows[r][at];
+    const int at = (threadIdx.x & 15) * 8;
+#pragma unroll
+    for (int r = threadIdx.x >> 4; r < 16 * DECODE_TILES; r += 16)
+        *(uint4*)(matrix + ((size_t)blockIdx.y * 16 * DECODE_TILES + r) * outputs + blockIdx.x * 128 + at) =
+            *(const uint4*)&rows[r][at];
 }
 
 // A block's 128 rows times 128 outputs. Only the first M tiles of 16 rows are multiplied.

@@ -155,9 +155,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __shared__ u64 full[STAGES], empty[STAGES];
     wait_for_earlier();
     const int group = blockIdx.z, outputs = group ? outputs1 : outputs0, block = blockIdx.y, n = blockIdx.x * OUTPUTS;
-    if (block >= *block_count || n >= outputs) return;
-    const int which = block_matrix[block], matrix = group * matrices + which;
+    const int blocks = *block_count, which = block_matrix[block];  // all asked for at once
     const int first = block_start[block], count = block_end[block] - first;
+    if (block >= blocks || n >= outputs) return;
+    const int matrix = group * matrices + which;
     const int live = min(OUTPUTS, outputs - n);  // 128 or 256: the warp groups beyond them have nothing to do
     int halves = 0;
 #define F(number, codebook, own_halves) \
@@ -198,9 +199,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < ROWS / 2; i++) sums[i] = 0.0f;
 #define F(number, codebook, halves)                                       \
     case number:                                                          \
-        if (count > 112) multiply<codebook, halves, 128>(sums, from);     \
-        else if (count > 96) multiply<codebook, halves, 112>(sums, from); \
-        else if (count > 64) multiply<codebook, halves, 96>(sums, from);  \
+        if (count > 120) multiply<codebook, halves, 128>(sums, from);     \
+        else if (count > 112) multiply<codebook, halves, 120>(sums, from); \
+        else if (count > 104) multiply<codebook, halves, 112>(sums, from); \
+        else if (count > 96) multiply<codebook, halves, 104>(sums, from); \
+        else if (count > 88) multiply<codebook, halves, 96>(sums, from);  \
+        else if (count > 80) multiply<codebook, halves, 88>(sums, from);  \
+        else if (count > 72) multiply<codebook, halves, 80>(sums, from);  \
+        else if (count > 64) multiply<codebook, halves, 72>(sums, from);  \
         else multiply<codebook, halves, 64>(sums, from);                  \
         break;
         switch (form_of[matrix]) { FORMS }

@@ -1,31 +1,33 @@
 // Kimi delta attention over a prefill chunk: convolution, gates and all that does not know the state for all rows at
-// once; then the recurrence, four rows at a time, with a head's state in registers; then the gated norm and the
+// once; then the recurrence, eight rows at a time, with a head's state in registers; then the gated norm and the
 // rotation for the output product.
 //
-// Four rows together (P the running product of the decays d, S the state before them, rows i < j):
+// Eight rows together (P the running product of the decays d, S the state before them, rows i < j):
 //   c_j = beta_j (v_j - S^T P_j k_j - sum_i (w_ij . k_j) c_i)     w_ij = k_i times the decays of rows i + 1 .. j
 //   o_j = S^T P_j q_j + sum_i (w_ij . q_j) c_i + (k_j . q_j) c_j
-//   S   = P_3 S + sum_i w_i3 c_i
-// Every factor is at most 1: nothing overflows however steep the decay. A row's sums do not know of the rows after it.
+//   S   = P_7 S + sum_i w_i7 c_i
+// Every factor is at most 1: nothing overflows however steep the decay. The sums over i < j are solved beforehand, as
+// c = T (v - S^T P k). What knows the state runs on the matrix unit in tf32, both factors in two parts, high and low, of
+// which the three larger products are added up in fp32. A row's sums do not know of the rows after it.
 
 #include "../../exl3/csrc/exl3.cuh"
+#include "../../csrc/tf32.cuh"
 
 #define HEAD 128
 #define TAPS 4
-#define BLOCK 4  // rows
-#define PREPARE_BLOCKS 4
-// A record, fp32, of four rows of a head: P_j k_j [4, 128], P_j q_j [4, 128], w_j3 [4, 128], P_3 [128]; for each row j
-// eight numbers: w_ij . k_j for i < 3, w_ij . q_j for i < 4 (with w_jj = k_j; 0 for i > j), beta_j; v [2, 4, 64].
-#define SUFFIX (8 * HEAD)
-#define DECAY (12 * HEAD)
-#define NUMBERS (13 * HEAD)
-#define VALUE (NUMBERS + 8 * BLOCK)
-#define RECORD (VALUE + 4 * HEAD)
+#define BLOCK 8  // rows
+#define PREPARE_BLOCKS 2
+// A record, fp32, of eight rows of a head: P_j k_j [8, 128], P_j q_j [8, 128], w_j7 [8, 128], P_7 [128]; T [8, 8] and
+// the w_ij . q_j [8 j, 8 i] (w_jj = k_j; 0 for i > j); v [8, 128].
+#define QUERY (8 * HEAD)
+#define SUFFIX (16 * HEAD)
+#define DECAY (24 * HEAD)
+#define NUMBERS (25 * HEAD)
+#define VALUE (26 * HEAD)
+#define RECORD (34 * HEAD)
 #define COLUMNS 64  // of a block of the scan; two blocks a head
-#define DEPTH 8     // records in flight
-#define STAGE (VALUE + BLOCK * COLUMNS)
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 __device__ __forceinline__ float dot(const float (&a)[4], const float (&b)[4]) {
     return warp_sum((a[0] * b[0] + a[1] * b[1]) + (a[2] * b[2] + a[3] * b[3]));
@@ -64,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(128, 3)
     for (int block = first; block < min(end, rows); block += BLOCK) {
         float* out = records + ((size_t)(block / BLOCK) * heads + head) * RECORD;
         float running[4] = {1.0f, 1.0f, 1.0f, 1.0f}, w[BLOCK][4];
+        float solved[BLOCK];  // lane i: column i of T
 #pragma unroll
         for (int j = 0; j < BLOCK; j++) {
             const int row = block + j;
@@ -77,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(128, 3)
                     mixed = mixed + past[1][part][i] * taps[part][i][1];
                     mixed = mixed + past[2][part][i] * taps[part][i][2];
                     mixed = mixed + next[part][i] * taps[part][i][3];
-                    value[part][i] = mixed / (1.0f + expf(-mixed));
+                    value[part][i] = mixed * sigmoid(mixed);
                     past[0][part][i] = past[1][part][i];
                     past[1][part][i] = past[2][part][i];
                     past[2][part][i] = next[part][i];
@@ -85,16 +88,16 @@ extern "C" __global__ void __launch_bounds__(128, 3)
             if (row + 1 < end) fetch(next, row + 1);
             const float4 raw = *(const float4*)(forget + (size_t)min(row, rows - 1) * width + channel);
             const float raws[4] = {raw.x, raw.y, raw.z, raw.w};
-            const float unit_q = 1.0f / sqrtf(dot(value[0], value[0]) + 1e-6f);
-            const float unit_k = 1.0f / sqrtf(dot(value[1], value[1]) + 1e-6f);
-            float query[4], key[4], numbers[8] = {};
+            const float unit_q = rsqrtf(dot(value[0], value[0]) + 1e-6f);
+            const float unit_k = rsqrtf(dot(value[1], value[1]) + 1e-6f);
+            float query[4], key[4], seen[BLOCK] = {};
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float shifted = raws[i] + biases[i];
                 const float g = lower_bound != 0.0f
                                     ? lower_bound * sigmoid(rate * shifted)
                                     : -rate * (fmaxf(shifted, 0.0f) + log1pf(expf(-fabsf(shifted))));
-                const float decay = live ? expf(g) : 1.0f;
+                const float decay = live ? __expf(g) : 1.0f;
                 query[i] = value[0][i] * unit_q * 0.08838834764831845f;
                 key[i] = live ? value[1][i] * unit_k : 0.0f;
                 if (!live) value[2][i] = 0.0f;
@@ -103,22 +106,23 @@ extern "C" __global__ void __launch_bounds__(128, 3)
                 for (int earlier = 0; earlier < j; earlier++) w[earlier][i] *= decay;
                 w[j][i] = key[i];
             }
+            float left = lane == j ? 1.0f : 0.0f;
 #pragma unroll
             for (int i = 0; i <= j; i++) {
-                if (i < j) numbers[i] = dot(w[i], key);
-                numbers[3 + i] = dot(w[i], query);
+                if (i < j) left = fmaf(-dot(w[i], key), solved[i], left);
+                seen[i] = dot(w[i], query);
             }
-            numbers[7] = live ? sigmoid(mixing[(size_t)row * mixing_pitch + head]) : 0.0f;
+            solved[j] = live ? left * sigmoid(mixing[(size_t)row * mixing_pitch + head]) : 0.0f;
             float* at = out + j * HEAD + 4 * lane;
             *(float4*)at =
                 make_float4(running[0] * key[0], running[1] * key[1], running[2] * key[2], running[3] * key[3]);
-            *(float4*)(at + BLOCK * HEAD) = make_float4(running[0] * query[0], running[1] * query[1],
-                                                        running[2] * query[2], running[3] * query[3]);
-            *(float4*)(out + VALUE + (lane >> 4) * BLOCK * COLUMNS + j * COLUMNS + 4 * (lane & 15)) =
-                *(const float4*)value[2];
+            *(float4*)(at + QUERY) = make_float4(running[0] * query[0], running[1] * query[1], running[2] * query[2],
+                                                 running[3] * query[3]);
+            *(float4*)(at + VALUE) = *(const float4*)value[2];
+            if (lane < BLOCK) out[NUMBERS + j * BLOCK + lane] = solved[j];
             if (lane == 0) {
-                *(float4*)(out + NUMBERS + 8 * j) = *(const float4*)numbers;
-                *(float4*)(out + NUMBERS + 8 * j + 4) = *(const float4*)(numbers + 4);
+                *(float4*)(out + NUMBERS + BLOCK * BLOCK + j * BLOCK) = *(const float4*)seen;
+                *(float4*)(out + NUMBERS + BLOCK * BLOCK + j * BLOCK + 4) = *(const float4*)(seen + 4);
             }
         }
 #pragma unroll
@@ -127,136 +131,104 @@ extern "C" __global__ void __launch_bounds__(128, 3)
     }
 }
 
-// Sums over the eight groups of lanes (bits 2..4): every lane gets all of them.
-__device__ __forceinline__ void sum_groups(float (&v)[BLOCK][4]) {
-#pragma unroll
-    for (int step = 4; step < 32; step <<= 1)
-#pragma unroll
-        for (int j = 0; j < BLOCK; j++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) v[j][c] += __shfl_xor_sync(0xffffffffu, v[j][c], step);
+// A record in shared memory, without the other half of v. Rows lie apart so that what the lanes of a warp read at once
+// lies in different banks: pairs of eight rows' columns, or the columns of pairs of rows.
+struct Stage {
+    float key[BLOCK][HEAD + 8], query[BLOCK][HEAD + 8], suffix[BLOCK][HEAD + 4], decay[HEAD];
+    float solve[BLOCK][BLOCK], seen[BLOCK][BLOCK], value[BLOCK][COLUMNS + 4];
+};
+
+#define DEPTH 6  // records in flight
+
+__device__ __forceinline__ void copy_16(float* to, const float* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
 }
 
-// The same sums, but group g gets only those of row g / 2 and columns 2 (g mod 2) + 0..1.
-__device__ __forceinline__ float2 share_sums(const float (&v)[BLOCK][4]) {
-    float left[8];
+// One block of 128 threads fetches a record's pieces of 16 bytes.
+__device__ __forceinline__ void fetch(Stage& stage, const float* record, int column) {
+    const int row = threadIdx.x >> 5, at = 4 * (threadIdx.x & 31);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float low = v[i >> 2][i & 3], high = v[2 + (i >> 2)][i & 3];
-        const bool upper = threadIdx.x & 16;
-        left[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 16);
+    for (int j = row; j < BLOCK; j += 4) {
+        copy_16(&stage.key[j][at], record + j * HEAD + at);
+        copy_16(&stage.query[j][at], record + QUERY + j * HEAD + at);
+        copy_16(&stage.suffix[j][at], record + SUFFIX + j * HEAD + at);
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const bool upper = threadIdx.x & 8;
-        left[i] = (upper ? left[i + 4] : left[i]) + __shfl_xor_sync(0xffffffffu, upper ? left[i] : left[i + 4], 8);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const bool upper = threadIdx.x & 4;
-        left[i] = (upper ? left[i + 2] : left[i]) + __shfl_xor_sync(0xffffffffu, upper ? left[i] : left[i + 2], 4);
-    }
-    return make_float2(left[0], left[1]);
+    copy_16(&stage.value[threadIdx.x >> 4][4 * (threadIdx.x & 15)],
+            record + VALUE + (threadIdx.x >> 4) * HEAD + column + 4 * (threadIdx.x & 15));
+    if (threadIdx.x < HEAD / 4) copy_16(stage.decay + at, record + DECAY + at);
+    else if (threadIdx.x < HEAD / 2) copy_16(&stage.solve[0][0] + at, record + NUMBERS + at);
 }
 
-// Grid: (H, 2), 128 threads. A warp holds 16 columns: lane = 4 group + quarter has the keys 4 group + 32 j + 0..3 of
-// the columns 4 quarter + 0..3. state fp32 [H, 128 keys, 128 values] in place; o fp32 [rows, H, 128].
+// Grid: (H, 2), 128 threads, a warp 16 columns of all 128 keys. With lane = 4 g + t, tile n of the state holds the keys
+// 8 n + 2 t + 0..1 of the columns g and g + 8: as the matrix unit leaves sums [columns, keys], and, its keys in another
+// order, as it takes a factor [columns, keys]. The same goes for sums [columns, rows].
+// state fp32 [H, 128 keys, 128 values] in place; o fp32 [rows, H, 128].
 extern "C" __global__ void __launch_bounds__(128)
     kda_scan(const float* records, float* state, float* o, int rows) {
     wait_for_earlier();
-    extern __shared__ __align__(16) float memory[];
-    const int head = blockIdx.x, heads = gridDim.x, lane = threadIdx.x & 31, group = lane >> 2;
-    const int local = (threadIdx.x >> 5) * 16 + 4 * (lane & 3), column = blockIdx.y * COLUMNS + local;
+    extern __shared__ __align__(16) unsigned char memory[];
+    Stage* stages = (Stage*)memory;
+    const int head = blockIdx.x, heads = gridDim.x, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int local = (threadIdx.x >> 5) * 16 + g, column = blockIdx.y * COLUMNS + local;
     const int blocks = (rows + BLOCK - 1) / BLOCK;
-    float* own = state + ((size_t)head * HEAD + 4 * group) * HEAD + column;
-    float S[16][4];
+    float* own = state + ((size_t)head * HEAD + 2 * t) * HEAD + column;
+    float S[HEAD / 8][4];
 #pragma unroll
-    for (int i = 0; i < 16; i++) *(float4*)S[i] = *(const float4*)(own + (size_t)(32 * (i >> 2) + (i & 3)) * HEAD);
+    for (int n = 0; n < HEAD / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) S[n][i] = own[(size_t)(8 * n + (i & 1)) * HEAD + 8 * (i >> 1)];
 
-    // A stage holds a record without the other half of v: four pieces of 16 bytes a thread, the last not of everybody.
-    const float* from = records + (size_t)head * RECORD + 4 * threadIdx.x;
-    const int last = threadIdx.x + 384, skipped = last < VALUE / 4 ? 0 : blockIdx.y * BLOCK * COLUMNS;
-    const unsigned into = (unsigned)__cvta_generic_to_shared(memory) + 16 * threadIdx.x;
-    const auto fetch = [&](int block) {
-        if (block < blocks) {
-            const float* at = from + (size_t)block * heads * RECORD;
-            const unsigned to = into + block % DEPTH * STAGE * 4;
-#pragma unroll
-            for (int i = 0; i < 3; i++)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 2048 * i), "l"(at + 512 * i)
-                             : "memory");
-            if (last < STAGE / 4)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 6144), "l"(at + 1536 + skipped)
-                             : "memory");
-        }
+    const auto ask = [&](int block) {
+        if (block < blocks)
+            fetch(stages[block % DEPTH], records + ((size_t)block * heads + head) * RECORD, blockIdx.y * COLUMNS);
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    for (int block = 0; block < DEPTH - 1; block++) fetch(block);
+    for (int block = 0; block < DEPTH - 1; block++) ask(block);
     for (int block = 0; block < blocks; block++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
         __syncthreads();
-        fetch(block + DEPTH - 1);
-        const float* stage = memory + (block % DEPTH) * STAGE;
-        const float* vectors = stage + 4 * group;
-        float c[BLOCK][4] = {}, seen[BLOCK][4] = {};
-        const auto times_state = [&](float (&sums)[BLOCK][4], const float* rows_of) {
+        ask(block + DEPTH - 1);
+        const Stage& stage = stages[block % DEPTH];
+        // By kind of product, so that fewer wait for each other.
+        float held[3][4] = {}, seen[3][4] = {};
 #pragma unroll
-            for (int j = 0; j < BLOCK; j++)
-#pragma unroll
-                for (int part = 0; part < 4; part++) {
-                    const float4 x = *(const float4*)(rows_of + j * HEAD + 32 * part);
-                    const float xs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-#pragma unroll
-                        for (int n = 0; n < 4; n++) sums[j][n] = fmaf(S[4 * part + i][n], xs[i], sums[j][n]);
-                }
-        };
-        times_state(c, vectors);
-        sum_groups(c);
-        times_state(seen, vectors + BLOCK * HEAD);
-        float2 output = share_sums(seen);
-#pragma unroll
-        for (int j = 0; j < BLOCK; j++) {
-            const float4 of_key = *(const float4*)(stage + NUMBERS + 8 * j);
-            const float ofs[3] = {of_key.x, of_key.y, of_key.z}, beta = stage[NUMBERS + 8 * j + 7];
-            const float4 v = *(const float4*)(stage + VALUE + j * COLUMNS + local);
-            const float vs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                float held = c[j][n];
-#pragma unroll
-                for (int i = 0; i < j; i++) held = fmaf(ofs[i], c[i][n], held);
-                c[j][n] = (vs[n] - held) * beta;
-            }
+        for (int n = 0; n < HEAD / 8; n++) {
+            const Parts<4> columns({S[n][0], S[n][2], S[n][1], S[n][3]});
+            const float2 k = *(const float2*)&stage.key[g][8 * n + 2 * t], q = *(const float2*)&stage.query[g][8 * n + 2 * t];
+            multiply_apart(held, columns, Parts<2>({k.x, k.y}));
+            multiply_apart(seen, columns, Parts<2>({q.x, q.y}));
         }
-        const int row = block * BLOCK + (group >> 1);
-        const float* of_query = stage + NUMBERS + 8 * (group >> 1) + 3;
+        float rest[4];
 #pragma unroll
-        for (int i = 0; i < BLOCK; i++) {
-            output.x = fmaf(of_query[i], group & 1 ? c[i][2] : c[i][0], output.x);
-            output.y = fmaf(of_query[i], group & 1 ? c[i][3] : c[i][1], output.y);
+        for (int i = 0; i < 4; i++)
+            rest[i] = stage.value[2 * t + (i & 1)][local + 8 * (i >> 1)] - (held[0][i] + (held[1][i] + held[2][i]));
+        float added[3][4] = {};
+        multiply_apart(added, Parts<4>({rest[0], rest[2], rest[1], rest[3]}),
+                       Parts<2>({stage.solve[g][2 * t], stage.solve[g][2 * t + 1]}));
+        float c[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) c[i] = added[0][i] + (added[1][i] + added[2][i]);
+        const Parts<4> rows_added({c[0], c[2], c[1], c[3]});
+        multiply_apart(seen, rows_added, Parts<2>({stage.seen[g][2 * t], stage.seen[g][2 * t + 1]}));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = block * BLOCK + 2 * t + (i & 1);
+            if (row < rows)
+                o[((size_t)row * heads + head) * HEAD + column + 8 * (i >> 1)] = seen[0][i] + (seen[1][i] + seen[2][i]);
         }
-        if (row < rows) *(float2*)(o + ((size_t)row * heads + head) * HEAD + column + 2 * (group & 1)) = output;
 #pragma unroll
-        for (int part = 0; part < 4; part++) {
-            float decays[4], w[BLOCK][4];
-            *(float4*)decays = *(const float4*)(vectors + DECAY + 32 * part);
+        for (int n = 0; n < HEAD / 8; n++) {
+            const float2 decay = *(const float2*)(stage.decay + 8 * n + 2 * t);
 #pragma unroll
-            for (int j = 0; j < BLOCK; j++) *(float4*)w[j] = *(const float4*)(vectors + SUFFIX + j * HEAD + 32 * part);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    float s = S[4 * part + i][n] * decays[i];
-#pragma unroll
-                    for (int j = 0; j < BLOCK; j++) s = fmaf(w[j][i], c[j][n], s);
-                    S[4 * part + i][n] = s;
-                }
+            for (int i = 0; i < 4; i++) S[n][i] *= i & 1 ? decay.y : decay.x;
+            multiply(S[n], rows_added, Parts<2>({stage.suffix[2 * t][8 * n + g], stage.suffix[2 * t + 1][8 * n + g]}));
         }
     }
 #pragma unroll
-    for (int i = 0; i < 16; i++) *(float4*)(own + (size_t)(32 * (i >> 2) + (i & 3)) * HEAD) = *(const float4*)S[i];
+    for (int n = 0; n < HEAD / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) own[(size_t)(8 * n + (i & 1)) * HEAD + 8 * (i >> 1)] = S[n][i];
 }
 
 // o, gate fp32 [rows, H, 128] -> RMS norm * sigmoid(gate) * suh, rotated, fp16 [rows, H 128]. Grid: (rows, ceil(H / 4)),
