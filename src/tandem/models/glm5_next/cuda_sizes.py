@@ -47,13 +47,13 @@ def workspace_bytes_per_token(spec: Glm5NextSpec, chunk_tokens: int) -> float:
 def _chunk_row_bytes(spec: Glm5NextSpec, in_place: bool) -> int:
     """Streams, and the widest sublayer beside what the experts before it have made."""
     D, W, heads, latent = spec.hidden_size, spec.kda_width, spec.heads, spec.kv_lora_rank
-    streams = 4 * spec.residual_width + 2 * D
+    streams = 4 * spec.residual_width + 3 * D  # with a row's input, and partial projections
     met = spec.experts_per_token + spec.shared_experts
-    # q, k, v, gate and decay fp32, and the records between the recurrence's kernels: 17 1/4 bytes a channel.
+    # q, k, v, gate and decay fp32, and the records between the recurrence's kernels: 17 bytes a channel.
     kda = 38 * W + 4 * D
     # Queries and results of attention in fp16; out of place, fp32 copies of both beside them.
     attention = (4 if in_place else 16) * heads * latent
-    index = 6 * spec.index_heads * spec.index_head_dim
+    index = 2 * spec.index_heads * spec.index_head_dim
     mla = attention + 2 * heads * (spec.qk_head_dim + 2 * spec.v_head_dim) + index + 4 * D
     experts = 2 * met * (2 * D + 3 * spec.expert_intermediate_size)
     return streams + 2 * met * D + max(kda, mla, experts, 2 * (2 * D + 3 * spec.intermediate_size))
