@@ -54,6 +54,12 @@ def test_the_routed_experts_of_a_chunk_equal_those_of_its_rows(cubins):
     assert found.median() < 3e-2  # a router's tie may flip in fp16 and reach the rows after it
 
 
+def test_a_chunk_may_be_any_number_of_whole_pools(cubins):
+    tokens = tokens_of(5, 150)
+    found, expected = (OnCard(cubins, spec=EVERY_EXPERT).prefill(0, tokens, chunk) for chunk in (20, 64))
+    assert error(found, expected).median() < 1e-2
+
+
 def test_a_prompts_bits_do_not_depend_on_where_it_ends(cubins):
     tokens = tokens_of(4, 100)
     longer, shorter = OnCard(cubins).prefill(0, tokens, 64), OnCard(cubins).prefill(0, tokens[:70], 64)

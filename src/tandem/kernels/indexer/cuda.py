@@ -14,6 +14,11 @@ SHARED_BYTES = 4 * (4 * 2048 + 8192)
 """Histograms and candidates."""
 
 
+def score_pitch(pools: int) -> int:
+    """Floats a row of scores takes: selection reads four at once."""
+    return -(-pools // 4) * 4
+
+
 @dataclass(slots=True)
 class TopPools:
     """Launches for one card."""
@@ -24,8 +29,8 @@ class TopPools:
     def select(
         self, scores: torch.Tensor, positions: torch.Tensor, chosen: torch.Tensor, pool_tokens: int
     ) -> None:
-        """scores fp32 [R, max_pools], positions int32 [R] -> chosen int32 [R, count] ascending, ties to the
-        earlier pool; untouched for rows that see no more than ``count``.
+        """scores fp32 [R, max_pools], a multiple of four; positions int32 [R] -> chosen int32 [R, count]
+        ascending, ties to the earlier pool; untouched for rows that see no more than ``count``.
         """
         rows, max_pools = scores.shape
         kernel_module(SOURCE, self.device, self.cache_dir).launch(

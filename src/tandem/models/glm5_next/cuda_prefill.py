@@ -18,7 +18,7 @@ from tandem.kernels.hadamard.reference import hadamard
 from tandem.kernels.hyper_connection.chunk import ChunkOutput, ChunkSites, ChunkStreams
 from tandem.kernels.hyper_connection.cuda import Embedding, SiteWeights
 from tandem.kernels.indexer.chunk import score_chunk
-from tandem.kernels.indexer.cuda import TopPools
+from tandem.kernels.indexer.cuda import TopPools, score_pitch
 from tandem.kernels.kda.chunk import KdaChunk
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.kernels.latent_q8 import reference as q8
@@ -159,7 +159,7 @@ class PrefillProgram:
         )
         visible = (chunk.start + rows) // spec.index_kpool
         if visible > pools:
-            scores = torch.empty(rows, visible, device=device)
+            scores = torch.empty(rows, score_pitch(visible), device=device)
             score_chunk(index_q, small[:, 256:], cache.pools, where, scores)
             self._top.select(scores, where.positions, where.chosen, spec.index_kpool)
         if self._attention.can(heads, cache):

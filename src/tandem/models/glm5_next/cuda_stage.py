@@ -16,7 +16,7 @@ from tandem.cache.sizes import ring_tokens
 from tandem.kernels.exl3.cuda import PASS_ROWS, Exl3Rows, row_bucket
 from tandem.kernels.exl3.operands import Beside, Exl3Stack, Gated, Inputs, Jobs, Scratch, SiteErrand, Sums
 from tandem.kernels.hyper_connection.cuda import Embedding, Output, Sites, SiteWeights, Streams
-from tandem.kernels.indexer.cuda import TopPools
+from tandem.kernels.indexer.cuda import TopPools, score_pitch
 from tandem.kernels.indexer.triton import score
 from tandem.kernels.kda.cuda import DeviceSlots, KdaRows, Runs
 from tandem.kernels.linear.cuda import DenseRows
@@ -136,7 +136,9 @@ class AttentionMemory:
         spec, room, device = stage.spec, stage.room, stage.device
         parts = parts_for(spec.index_topk // spec.index_kpool, spec.index_kpool, PART_TOKENS)
         return cls(
-            torch.empty(rows, room.max_pages * room.page_tokens // spec.index_kpool, device=device),
+            torch.empty(
+                rows, score_pitch(room.max_pages * room.page_tokens // spec.index_kpool), device=device
+            ),
             torch.empty(rows, spec.heads, spec.kv_lora_rank, device=device),
             Parts.empty(rows, parts, spec.heads, spec.kv_lora_rank, device),
         )
