@@ -3,6 +3,7 @@
 #
 #   scripts/sanitize.sh                      memcheck, racecheck, synccheck and initcheck
 #   scripts/sanitize.sh memcheck synccheck   some of them
+#   ONLY='pools|mla' scripts/sanitize.sh     tests whose names hold this regular expression
 #
 # Every tool takes the groups below one beside the other, in a process each that may take LIMIT seconds (600); most of
 # that is compiling. Takes the python of .venv, or PYTHON. Exits 1 if a tool finds anything or a test fails.
@@ -10,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-.venv/bin/python}
-limit=${LIMIT:-600}
+limit=${LIMIT:-600} only=${ONLY:-.}
 tools=("$@")
 [[ ${#tools[@]} -gt 0 ]] || tools=(memcheck racecheck synccheck initcheck)
 command -v compute-sanitizer >/dev/null || { echo "sanitize: no compute-sanitizer; it comes with the CUDA toolkit" >&2; exit 2; }
@@ -44,6 +45,11 @@ declare -A groups=(
     tests/gpu/test_kda_step.py::test_accepted_rows_alone_enter_the_state
     tests/gpu/test_kda_chunk.py::test_equals_the_reference[63--5.0]"
 )
+
+for group in "${!groups[@]}"; do
+  groups[$group]=$(grep -E -- "$only" <<<"${groups[$group]}") || unset "groups[$group]"
+done
+[[ ${#groups[@]} -gt 0 ]] || { echo "sanitize: no test holds $only" >&2; exit 2; }
 
 # torch's allocator keeps no memory, so that an address beyond a tensor is one beyond an allocation. Its own kernels are
 # not looked at, except by initcheck, which must see them write. Libraries ask the driver for entry points it may not
