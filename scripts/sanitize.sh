@@ -21,6 +21,7 @@ command -v compute-sanitizer >/dev/null || { echo "sanitize: no compute-sanitize
 declare -A groups=(
   [products]="
     tests/gpu/test_exl3_rows.py::test_groups_of_other_widths_and_experts_of_two_rates
+    tests/gpu/test_exl3_rows.py::test_jobs_of_few_and_of_many_rows_in_one_launch[8]
     tests/gpu/test_exl3_chunk.py::test_equals_the_exact_decode[63-3]
     tests/gpu/test_exl3_chunk.py::test_routed_rows_meet_their_experts"
   [forms]="
@@ -29,20 +30,25 @@ declare -A groups=(
   [attention]="
     tests/gpu/test_pools.py::test_scores_equal_the_reference
     tests/gpu/test_pools.py::test_the_best_pools_ties_to_the_earlier[3-16]
+    tests/gpu/test_chunk_pools.py::test_scores_equal_the_reference[57-9-4]
     tests/gpu/test_mla_chunk.py::test_equals_the_specification[16-64]
     tests/gpu/test_mla_step.py::test_rows_enter_cache_and_index
     tests/gpu/test_mla_step.py::test_queries_go_into_latent_space_and_results_out_of_it[3-True]
     tests/gpu/test_mla_step.py::test_attention_equals_the_reference[True-True]"
-  [others]="
+  [steps]="
     tests/gpu/test_dense_rows.py::test_equals_the_reference[3-63-504]
     tests/gpu/test_gate_up.py::test_pairs_of_a_step[7-1.5]
-    tests/gpu/test_gate_up.py::test_pairs_of_a_chunk[63-1.5]
+    tests/gpu/test_gate_up_down.py::test_the_same_bits_as_one_after_the_other[3]
     tests/gpu/test_routing.py::test_ties_go_to_the_lower_expert
-    tests/gpu/test_routing_chunk.py::test_equals_the_reference[63-6-0-500]
+    tests/gpu/test_routing.py::test_jobs_of_few_pairs[2-3]
     tests/gpu/test_sites.py::test_a_sublayer_is_entered_and_left[3-640]
     tests/gpu/test_sites.py::test_experts_outputs_are_weighted[7]
+    tests/gpu/test_kda_step.py::test_accepted_rows_alone_enter_the_state"
+  [chunks]="
+    tests/gpu/test_gate_up.py::test_pairs_of_a_chunk[63-1.5]
+    tests/gpu/test_routing_chunk.py::test_equals_the_reference[63-6-0-500]
     tests/gpu/test_sites.py::test_a_chunks_rows_enter_and_leave[63-640]
-    tests/gpu/test_kda_step.py::test_accepted_rows_alone_enter_the_state
+    tests/gpu/test_chunk_sites.py::test_an_output_enters_the_streams[1-63-640]
     tests/gpu/test_kda_chunk.py::test_equals_the_reference[63--5.0]"
 )
 

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds")
 from tests.gpu.test_mla_step import attended
 
 from tandem.kernels.hadamard.reference import hadamard
+from tandem.kernels.indexer.chunk import score_chunk
 from tandem.kernels.indexer.cuda import TopPools
 from tandem.kernels.indexer.reference import score_pools, select_pools
 from tandem.kernels.indexer.triton import score
@@ -56,19 +57,22 @@ def test_pools_are_scored_and_chosen():
     pooled[before * PER_PAGE :].normal_()
     rows = len(POSITIONS)
     q, weights = (torch.randn(rows, INDEX_HEADS, *size, device=DEVICE) for size in ((D,), ()))
-    scores = poisoned(rows, TOKENS // POOL)
+    scores, of_a_chunk = poisoned(rows, TOKENS // POOL), poisoned(rows, TOKENS // POOL)
     score(q, weights, pooled, where, scores)
+    score_chunk(q.half(), weights, pooled, where, of_a_chunk)
     at = where.page_tables[0].long()[:, None] * PER_PAGE + torch.arange(PER_PAGE, device=DEVICE)
     keys = pooled[at.flatten()].double()
     visible = (torch.tensor(POSITIONS) + 1) // POOL
     for row, pools in enumerate(visible.tolist()):
         if pools <= COUNT:
             assert scores[row].isnan().all()
+            assert of_a_chunk[row].isnan().all()
             continue
         one = slice(row, row + 1)
-        expected = score_pools(q[one].double(), weights[one].double(), keys[:pools])[0]
-        assert relative_error(scores[row, :pools], expected) < 1e-5
-        assert scores[row, pools:].isnan().all()
+        for found, queries in ((scores, q), (of_a_chunk, q.half())):
+            expected = score_pools(queries[one].double(), weights[one].double(), keys[:pools])[0]
+            assert relative_error(found[row, :pools], expected) < 1e-5
+            assert found[row, pools:].isnan().all()
     TopPools(DEVICE, CUBINS).select(scores, where.positions, where.chosen, POOL)
     mask = select_pools(scores.cpu().nan_to_num(-torch.inf), visible, COUNT)
     for row, pools in enumerate(visible.tolist()):

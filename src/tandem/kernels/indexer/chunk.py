@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.kernels.indexer.triton import FEWEST_FUSED
 from tandem.kernels.mla.operands import Where
 
 _ROWS, _BLOCK, _WARPS = 4, 128, 8
@@ -85,4 +86,5 @@ def score_chunk(
         BLOCK=_BLOCK,
         ROWS=_ROWS,
         num_warps=_WARPS,
+        enable_fp_fusion=heads >= FEWEST_FUSED,
     )

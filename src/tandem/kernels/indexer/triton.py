@@ -8,6 +8,11 @@ import triton.language as tl
 
 from tandem.kernels.mla.operands import Where
 
+FEWEST_FUSED = 16
+"""Fewer heads lie in lanes alone, so that their sum begins with a shuffle. Fused with a lane's own product, its
+addition rounds differently in every lane, and all of them write the sum.
+"""
+
 
 @triton.jit
 def _score(  # type: ignore[no-untyped-def]
@@ -57,9 +62,6 @@ def score(
     """
     rows, heads, D = q.shape
     block = 128
-    # Fewer than 16 heads lie in lanes alone, so that their sum begins with a shuffle. Fused with a lane's own
-    # product, its addition rounds differently in every lane, and all of them write the sum.
-    fuse = heads >= 16
     _score[(triton.cdiv(scores.shape[1], block), rows)](
         q,
         head_weights,
@@ -79,5 +81,5 @@ def score(
         COUNT=where.chosen.shape[1],
         BLOCK=block,
         num_warps=4,
-        enable_fp_fusion=fuse,
+        enable_fp_fusion=heads >= FEWEST_FUSED,
     )
