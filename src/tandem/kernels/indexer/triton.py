@@ -9,8 +9,8 @@ import triton.language as tl
 from tandem.kernels.mla.operands import Where
 
 FEWEST_FUSED = 16
-"""Fewer heads lie in lanes alone, so that their sum begins with a shuffle. Its addition, fused with a lane's own
-product, would round differently in every lane, and all of them write the sum.
+"""Fewer heads lie in lanes alone, so that their sum begins with a shuffle. Its addition, fused with a lane's
+own product, would round differently in every lane, and all of them write the sum.
 """
 
 
