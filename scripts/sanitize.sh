@@ -43,7 +43,9 @@ declare -A groups=(
     tests/gpu/test_routing.py::test_jobs_of_few_pairs[2-3]
     tests/gpu/test_sites.py::test_a_sublayer_is_entered_and_left[3-640]
     tests/gpu/test_sites.py::test_experts_outputs_are_weighted[7]
-    tests/gpu/test_kda_step.py::test_accepted_rows_alone_enter_the_state"
+    tests/gpu/test_kda_step.py::test_accepted_rows_alone_enter_the_state
+    tests/gpu/test_sampling.py::test_edits_and_masks[63]
+    tests/gpu/test_sampling.py::test_ties_go_to_the_lower_ids[500-1]"
   [chunks]="
     tests/gpu/test_gate_up.py::test_pairs_of_a_chunk[63-1.5]
     tests/gpu/test_routing_chunk.py::test_equals_the_reference[63-6-0-500]

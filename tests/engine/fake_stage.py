@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tandem.cache.layout import PrefillLayout, RowsLayout
+from tandem.models.base import RowSampler
 
 PRIME = 8191
 VOCAB = 97
@@ -61,6 +62,7 @@ class FakeStage:
         self.states = torch.full((len(layers), slots), torch.nan, device=self.device)
         self.poisoned: int | None = None
         """Rows whose greedy token would be this one get a NaN among their logits."""
+        self.row_sampler: RowSampler | None = None
         self.kept: dict[int, torch.Tensor] = {}
         self.events: list[str] = []
         self.addresses: set[tuple[int, ...]] = set()

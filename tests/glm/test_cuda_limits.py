@@ -52,6 +52,7 @@ def test_the_committed_checkpoints_and_the_released_dimensions_are_computed(
         ({"hidden_size": 16_384}, "hidden size"),
         ({"kv_lora_rank": 384}, "latent size"),
         ({"experts_per_token": 15}, "number of experts"),
+        ({"vocab_size": 600_000}, "vocabulary"),
         ({"layer_shares_selection": (False, False, False, False, True)}, "selection shared between layers"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -103,10 +103,10 @@ class Serving:
     ) -> None:
         self.scheduler.shutdown(0.0)
 
-    def send(self, prompt: Sequence[int], max_tokens: int = 24) -> Answer:
+    def send(self, prompt: Sequence[int], max_tokens: int = 24, sampling: SamplingParams = GREEDY) -> Answer:
         answer = Answer()
         self._sent += 1
-        self.scheduler.submit(GenerationRequest(str(self._sent), tuple(prompt), GREEDY, max_tokens), answer)
+        self.scheduler.submit(GenerationRequest(str(self._sent), tuple(prompt), sampling, max_tokens), answer)
         return answer
 
 

@@ -11,6 +11,7 @@ from tests.gpu.engine_rig import CHUNK, GREEDY, Serving, logits_of
 from tests.gpu.test_glm_rows import tokens_of
 
 from tandem.core.batch import Batch, Run, RunKind, SequenceSpec
+from tandem.core.requests import SamplingParams
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
 from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
 
@@ -45,6 +46,28 @@ def test_beside_seven_others(alone, cuts, reuse):
     with Serving(cuts, reuse=reuse) as serving:
         answers = [serving.send(prompt) for prompt in PROMPTS]
         assert [answer.tokens for answer in answers] == alone
+
+
+SAMPLED = [
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, top_p=0.95),
+    SamplingParams(seed=3, temperature=0.7, top_k=50, top_p=0.9, repetition_penalty=1.2),
+    SamplingParams(seed=4, min_p=0.02, presence_penalty=0.5, frequency_penalty=0.3),
+    SamplingParams(seed=5, temperature=2.0, logit_bias=((3, 4.0), (9, -100.0))),
+]
+
+
+def test_sampled_answers_are_those_alone_and_those_of_the_host(cold):
+    asked = list(zip(PROMPTS, SAMPLED, strict=False))
+    alone = [cold.send(prompt, sampling=params).tokens for prompt, params in asked]
+    together = [cold.send(prompt, sampling=params) for prompt, params in asked]
+    assert [answer.tokens for answer in together] == alone
+    (stage,) = cold.stages
+    on_card, stage._row_sampler = stage._row_sampler, None
+    try:
+        assert [cold.send(prompt, sampling=params).tokens for prompt, params in asked] == alone
+    finally:
+        stage._row_sampler = on_card
 
 
 @pytest.mark.parametrize("cuts", [(), (2,)], ids=["one-stage", "two-stages"])

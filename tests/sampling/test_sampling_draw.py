@@ -8,7 +8,7 @@ from sampling_reference import distribution
 
 from tandem.core.requests import SamplingParams
 from tandem.sampling.filters import survivors
-from tandem.sampling.sample import choose, draw, greedy, uniform
+from tandem.sampling.sample import Points, choose, draw, greedy, uniform
 
 quick = settings(max_examples=80, deadline=None, derandomize=True)
 params_strategy = st.builds(
@@ -40,7 +40,7 @@ def test_survivors_and_draws_follow_the_reference_distribution(params, length, s
     if surplus.size == 0:
         assert expected[kept].sum() >= 1.0 - 1e-5
     for index in range(5):
-        assert choose(row, params, index) in kept
+        assert choose(row, params, uniform(params.seed, index)) in kept
 
 
 @quick
@@ -48,7 +48,7 @@ def test_survivors_and_draws_follow_the_reference_distribution(params, length, s
 def test_top_k_one_is_greedy_at_any_temperature(params, seed):
     row = np.round(logits(seed, 500))  # many ties
     assert (
-        choose(row, dataclasses.replace(params, top_k=1), seed)
+        choose(row, dataclasses.replace(params, top_k=1), uniform(params.seed, seed))
         == greedy(row)
         == int(np.flatnonzero(row == row.max())[0])
     )
@@ -57,19 +57,21 @@ def test_top_k_one_is_greedy_at_any_temperature(params, seed):
 def test_greedy_takes_the_lowest_id_of_equal_logits():
     row = np.zeros(500, dtype=np.float32)
     row[[77, 63, 400]] = 5.0
-    assert choose(row, SamplingParams(temperature=0.0), 0) == 63
+    assert choose(row, SamplingParams(temperature=0.0), 0.0) == 63
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-6])
 def test_near_zero_temperature_draws_the_best_without_warnings(temperature):
     row = logits(1, 49152)
     with np.errstate(all="raise", under="ignore"):
-        assert choose(row, SamplingParams(temperature=temperature), 3) == greedy(row)
+        assert choose(row, SamplingParams(temperature=temperature), uniform(0, 3)) == greedy(row)
 
 
 def test_temperature_100_is_close_to_uniform():
     row = logits(2, 8)
-    drawn = np.bincount([choose(row, SamplingParams(temperature=100.0), n) for n in range(4000)], minlength=8)
+    drawn = np.bincount(
+        [choose(row, SamplingParams(temperature=100.0), uniform(0, n)) for n in range(4000)], minlength=8
+    )
     assert np.all(np.abs(drawn / 4000 - 1 / 8) < 0.03)
 
 
@@ -89,7 +91,9 @@ def test_frequencies_match_probabilities(params):
     row = logits(3, 1200, scale=2.0)
     expected = distribution(row.astype(np.float64), params)
     draws = 6000
-    counts = np.bincount([choose(row, params, n) for n in range(draws)], minlength=row.size)
+    counts = np.bincount(
+        [choose(row, params, uniform(params.seed, n)) for n in range(draws)], minlength=row.size
+    )
     assert counts[expected == 0.0].sum() == 0
     cells = np.append(np.flatnonzero(expected * draws >= 8), -1)
     seen = np.append(counts[cells[:-1]], draws - counts[cells[:-1]].sum())
@@ -102,10 +106,12 @@ def test_frequencies_match_probabilities(params):
 
 def test_seeds_give_independent_draws():
     row = np.zeros(10, dtype=np.float32)
-    counts = np.bincount([choose(row, SamplingParams(seed=seed), 0) for seed in range(5000)], minlength=10)
+    counts = np.bincount(
+        [choose(row, SamplingParams(), uniform(seed, 0)) for seed in range(5000)], minlength=10
+    )
     assert np.all(np.abs(counts / 5000 - 0.1) < 0.02)
-    first = [choose(row, SamplingParams(seed=s), 0) for s in range(2000)]
-    second = [choose(row, SamplingParams(seed=s), 1) for s in range(2000)]
+    first = [choose(row, SamplingParams(), uniform(s, 0)) for s in range(2000)]
+    second = [choose(row, SamplingParams(), uniform(s, 1)) for s in range(2000)]
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
 
 
@@ -116,6 +122,9 @@ def test_uniform_is_a_fixed_function():
     """Pinned values: a seed must give the same text in every version."""
     assert [uniform(42, n) for n in range(3)] == PINNED
     assert uniform(-1, 0) == uniform(2**128 - 1, 0)
+    points = Points(42)
+    for index in (0, 1, 63, 64, 65, 7, 1000, 2**32):
+        assert points.at(index) == uniform(42, index)
     values = [uniform(7, n) for n in range(2000)]
     assert min(values) >= 0.0
     assert max(values) < 1.0

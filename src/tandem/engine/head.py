@@ -1,8 +1,8 @@
-"""The end of the last stage: logits of the rows that are sampled, then one sampler a sequence."""
+"""The end of the last stage: logits of the rows that are sampled, and a draw of each for its sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -10,7 +10,10 @@ from tandem.core.batch import Run, Sampled, SlotFault
 from tandem.core.errors import TandemError
 from tandem.core.log import get_logger
 from tandem.engine.step import StepInFlight
-from tandem.models.base import StageModel
+from tandem.kernels.sampling.operands import RowRequest, RowResult
+from tandem.models.base import RowSampler, StageModel
+from tandem.sampling import host
+from tandem.sampling.drawn import Drawn, drawn_by_kernel
 from tandem.sampling.sequence import SequenceSampler
 from tandem.sampling.verify import verify
 
@@ -18,7 +21,11 @@ log = get_logger("engine")
 
 
 class SamplingHead:
-    """Owns the slots' samplers. Used by the last stage's worker alone."""
+    """Owns the slots' samplers. Used by the last stage's worker alone.
+
+    Where the model samples on its card a step's draws are made there, all at once; otherwise on the host, one
+    after the other. What a sequence asks for and how it takes a token in is the same.
+    """
 
     def __init__(self, model: StageModel) -> None:
         self._model = model
@@ -43,14 +50,40 @@ class SamplingHead:
         rows = [row for _, row in wanted]
         if rows != list(range(hidden.shape[0])):  # a decode step samples after every row
             hidden = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
-        logits = self._model.logits(hidden).to("cpu", torch.float32).numpy()
-        for (run, _), row in zip(wanted, logits, strict=True):
+        logits = self._model.logits(hidden)
+        slots = [run.slot for run, _ in wanted]
+        on_card = self._model.row_sampler
+        draws = self._on_host(logits, slots) if on_card is None else self._on_card(logits, slots, on_card)
+        for slot, drawn in zip(slots, draws, strict=True):
             try:
-                accepted = verify(self._samplers[run.slot], [row])
+                accepted = verify(self._samplers[slot], drawn)
             except TandemError as error:
-                step.faults.append(SlotFault(run.slot, str(error)))
+                step.faults.append(SlotFault(slot, str(error)))
             except Exception as error:
-                log.exception("sampling failed in slot %d", run.slot)
-                step.faults.append(SlotFault(run.slot, f"Sampling failed: {type(error).__name__}: {error}"))
+                log.exception("sampling failed in slot %d", slot)
+                step.faults.append(SlotFault(slot, f"Sampling failed: {type(error).__name__}: {error}"))
             else:
-                step.sampled.append(Sampled(run.slot, accepted.tokens, accepted.logprobs))
+                step.sampled.append(Sampled(slot, accepted.tokens, accepted.logprobs))
+
+    def _on_host(self, logits: torch.Tensor, slots: Sequence[int]) -> list[Iterator[Drawn]]:
+        rows = logits.to("cpu", torch.float32).numpy()
+        return [host.draws(self._samplers[slot], [row]) for slot, row in zip(slots, rows, strict=True)]
+
+    def _on_card(self, logits: torch.Tensor, slots: Sequence[int], card: RowSampler) -> list[Iterator[Drawn]]:
+        vocab_size = logits.shape[1]
+        asked: list[RowRequest | Exception] = []
+        for slot in slots:
+            try:
+                asked.append(self._samplers[slot].ask(vocab_size))
+            except Exception as error:
+                asked.append(error)
+        results = card.sample(logits, [None if isinstance(a, Exception) else a for a in asked])
+        return [_answer(a, result, vocab_size) for a, result in zip(asked, results, strict=True)]
+
+
+def _answer(asked: RowRequest | Exception, result: RowResult | None, vocab_size: int) -> Iterator[Drawn]:
+    """The one draw of a sequence, or the error that kept it from asking."""
+    if isinstance(asked, Exception):
+        raise asked
+    assert result is not None, "a row that was asked for has a result"
+    yield drawn_by_kernel(result, vocab_size)

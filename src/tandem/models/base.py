@@ -5,7 +5,7 @@ Alphabet: R rows, C chunk_tokens, H hidden (the residual's width, ``ModelSpec.re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.core.cards import Capability, CardKind
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from tandem.cache.layout import LayoutMemory, PrefillLayout, RowsLayout
+    from tandem.kernels.sampling.operands import RowRequest, RowResult
 
 
 class ModelSpec(Protocol):
@@ -45,6 +46,16 @@ class ModelSpec(Protocol):
     @property
     def default_cache_format(self) -> str:
         """What the attention cache is kept in unless something else is asked for."""
+        ...
+
+
+class RowSampler(Protocol):
+    """Draws tokens where the logits lie (``kernels/sampling``)."""
+
+    def sample(
+        self, logits: torch.Tensor, requests: Sequence[RowRequest | None]
+    ) -> Sequence[RowResult | None]:
+        """A result for every row of logits fp32 [R, V] of which something is asked; waits for them."""
         ...
 
 
@@ -91,7 +102,14 @@ class StageModel(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """fp32 [R, H] -> fp32 [R, V], final norm included. Only on the stage with the head."""
+        """fp32 [R, H] -> fp32 [R, V] on the stage's device, final norm included; rows may lie apart, and are
+        valid until the next call. Only on the stage with the head.
+        """
+        ...
+
+    @property
+    def row_sampler(self) -> RowSampler | None:
+        """What samples rows of ``logits``; None: the host does. Its memory is part of ``working_bytes``."""
         ...
 
     def reset_slot(self, slot: int) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from tandem.core.errors import RequestError
 from tandem.core.requests import SamplingParams
-from tandem.sampling.history import TokenCounts
 from tandem.sampling.select import Ids, Row, largest
 
 BAN = -100.0
@@ -23,40 +22,32 @@ FORBIDDEN = np.float32(-np.inf)
 FIRST_NUCLEUS_TOKENS = 64
 
 
-def penalize_repetition(row: Row, seen: TokenCounts, penalty: float) -> None:
+def penalize_repetition(row: Row, seen: Ids, penalty: float) -> None:
     """Divide positive and multiply negative logits of the tokens of prompt and output by ``penalty``."""
-    values = row[seen.ids]
+    values = row[seen]
     factor = np.float32(penalty)
-    row[seen.ids] = np.where(values > 0, values / factor, values * factor)
-
-
-def penalize_output(row: Row, output: TokenCounts, presence: float, frequency: float) -> None:
-    """Lower each output token by ``presence`` once and by ``frequency`` for every occurrence."""
-    row[output.ids] -= np.float32(presence) + np.float32(frequency) * output.counts
+    row[seen] = np.where(values > 0, values / factor, values * factor)
 
 
 class LogitBias:
-    """``logit_bias`` as arrays. Applying it to a vocabulary that lacks one of its ids raises RequestError."""
+    """``logit_bias`` as arrays: distinct ``ids`` [N] and what is added to each, ``amounts`` [N]."""
 
     def __init__(self, pairs: tuple[tuple[int, float], ...]) -> None:
-        self._ids = np.array([token for token, _ in pairs], dtype=np.int64)
+        ids = np.array([token for token, _ in pairs], dtype=np.int64)
         amounts = np.array([amount for _, amount in pairs], dtype=np.float32)
-        self._amounts = np.where(amounts <= BAN, FORBIDDEN, amounts)
+        self.ids, where = np.unique(ids, return_inverse=True)
+        self.amounts = np.zeros(self.ids.shape[0], dtype=np.float32)
+        np.add.at(self.amounts, where, np.where(amounts <= BAN, FORBIDDEN, amounts))
 
-    def apply(self, row: Row) -> None:
-        outside = (self._ids < 0) | (self._ids >= row.shape[0])
+    def check(self, vocab_size: int) -> None:
+        """Raise RequestError for a token that the vocabulary lacks."""
+        outside = (self.ids < 0) | (self.ids >= vocab_size)
         if outside.any():
             raise RequestError(
                 "logit_bias names a token outside the vocabulary",
                 param="logit_bias",
-                found=f"token {self._ids[outside][0]}, vocabulary of {row.shape[0]}",
+                found=f"token {self.ids[outside][0]}, vocabulary of {vocab_size}",
             )
-        np.add.at(row, self._ids, self._amounts)
-
-
-def forbid(row: Row, tokens: Ids) -> None:
-    """Take ``tokens`` [N] out of the row; ids outside the vocabulary cannot be sampled anyway."""
-    row[tokens[(tokens >= 0) & (tokens < row.shape[0])]] = FORBIDDEN
 
 
 def keep_allowed(row: Row, mask: bytes) -> None:

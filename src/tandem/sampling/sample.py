@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from tandem.core.requests import SamplingParams
+from tandem.kernels.sampling.operands import is_greedy
 from tandem.sampling.filters import survivors, tempered_weights
 from tandem.sampling.select import Row
 
 BLOCK_TOKENS = 512
+POINTS_AHEAD = 64
 
 
 def uniform(seed: int, index: int) -> float:
@@ -17,8 +20,28 @@ def uniform(seed: int, index: int) -> float:
     Philox is a counter-based generator: the number is a pure function of key and counter, so nothing that
     other sequences draw can move it. Any Python integer is a seed (taken modulo 2^128).
     """
-    generator = np.random.Philox(key=seed % 2**128, counter=index)
-    return float(int(generator.random_raw()) >> 11) * 2.0**-53
+    return float(uniforms(seed, index, 1)[0])
+
+
+def uniforms(seed: int, first: int, count: int) -> npt.NDArray[np.float64]:
+    """``uniform(seed, first + i)`` for i in 0..count: the counter steps once in four numbers."""
+    generator = np.random.Philox(key=seed % 2**128, counter=first)
+    raw = generator.random_raw(4 * count)[::4] >> np.uint64(11)
+    return raw.astype(np.float64) * 2.0**-53
+
+
+class Points:
+    """``uniform(seed, index)`` of one sequence, made ahead: a generator costs as much as 64 numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._first = 0
+        self._made: list[float] = []
+
+    def at(self, index: int) -> float:
+        if not self._first <= index < self._first + len(self._made):
+            self._first, self._made = index, uniforms(self._seed, index, POINTS_AHEAD).tolist()
+        return self._made[index - self._first]
 
 
 def greedy(logits: Row) -> int:
@@ -47,12 +70,12 @@ def draw(weights: Row, point: float) -> int:
     return start + within
 
 
-def choose(logits: Row, params: SamplingParams, index: int) -> int:
-    """One token of ``logits`` [V] (forbidden ones are −inf, one at least is not), the ``index``-th output."""
-    if params.temperature <= 0.0 or params.top_k == 1:
+def choose(logits: Row, params: SamplingParams, point: float) -> int:
+    """The token of ``logits`` [V] (forbidden ones are −inf, one at least is not) at ``point`` in 0..1."""
+    if is_greedy(params):
         return greedy(logits)
     ids = survivors(logits, params)
     values = logits if ids is None else logits[ids]
     weights = tempered_weights(values, values.max(), params.temperature)
-    position = draw(weights, uniform(params.seed, index))
+    position = draw(weights, point)
     return position if ids is None else int(ids[position])

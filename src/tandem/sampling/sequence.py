@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from tandem.core.batch import SequenceSpec
-from tandem.core.errors import TandemError
-from tandem.core.requests import TokenLogprob
-from tandem.sampling import filters
+from tandem.kernels.sampling.operands import Edits, Ids, RowRequest, is_greedy, no_amounts, no_ids
+from tandem.sampling.filters import LogitBias
 from tandem.sampling.history import TokenCounts
-from tandem.sampling.logprobs import token_logprob
-from tandem.sampling.sample import choose, greedy
-from tandem.sampling.select import Row
+from tandem.sampling.sample import Points
 
 
 class SequenceSampler:
-    """Draws the tokens of one sequence, in order; owned by the slot, never shared."""
+    """What is asked of one sequence's rows, in order; owned by the slot, never shared.
+
+    ``ask`` and ``accept`` take turns. Who draws in between does not matter to it.
+    """
 
     def __init__(self, spec: SequenceSpec) -> None:
         params = spec.sampling
@@ -25,7 +25,8 @@ class SequenceSampler:
         self._stop_tokens = spec.stop_token_ids
         self._stop_ids = np.array(sorted(spec.stop_token_ids), dtype=np.int64)
         self._index = len(output)
-        self._bias = filters.LogitBias(params.logit_bias) if params.logit_bias else None
+        self._points = Points(params.seed)
+        self._bias = LogitBias(params.logit_bias) if params.logit_bias else None
         penalized = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self._output = TokenCounts(output) if penalized else None
         self._seen = TokenCounts(spec.history) if params.repetition_penalty != 1.0 else None
@@ -38,61 +39,47 @@ class SequenceSampler:
     def is_stop(self, token_id: int) -> bool:
         return token_id in self._stop_tokens
 
-    def next_token(self, logits: Row) -> tuple[int, TokenLogprob | None]:
-        """Draw the next token from raw ``logits`` [V] (read only) and take it into the history.
+    def ask(self, vocab_size: int) -> RowRequest:
+        """The draw of the next token, valid until ``accept``.
 
-        Raises TandemError if the logits are not finite or nothing is left to sample, and whatever the
-        constraint raises; the sequence must then end.
+        Raises RequestError for a bias outside the vocabulary, and whatever the constraint raises; the
+        sequence must then end.
         """
-        check_finite(logits)
-        processed = self._process(logits)
-        token = choose(processed, self._params, self._index)
+        params = self._params
+        point = 0.0 if is_greedy(params) else self._points.at(self._index)
+        mask = None if self._constraint is None else self._constraint.token_mask()
+        return RowRequest(params, point, self._edits(vocab_size), mask)
+
+    def accept(self, token: int) -> None:
+        """Take the drawn token into the history. Raises whatever the constraint raises."""
         if self._constraint is not None:
             self._constraint.accept(token)
         self._index += 1
         for counts in (self._output, self._seen):
             if counts is not None:
                 counts.add(token)
-        top = self._params.logprobs
-        return token, None if top is None else token_logprob(logits, token, top)
 
-    def _process(self, logits: Row) -> Row:
-        """The row that is drawn from: ``logits`` itself where nothing applies to it."""
-        params = self._params
-        mask = None if self._constraint is None else self._constraint.token_mask()
+    def _edits(self, vocab_size: int) -> Edits | None:
+        params, seen, output, bias = self._params, self._seen, self._output, self._bias
         holding = self._index < params.min_tokens and self._stop_ids.size > 0
-        steered = self._bias is not None or self._output is not None or self._seen is not None
-        if mask is None and not holding and not steered:
-            return logits
-        row = logits.copy()
-        if self._seen is not None:
-            filters.penalize_repetition(row, self._seen, params.repetition_penalty)
-        if self._output is not None:
-            filters.penalize_output(row, self._output, params.presence_penalty, params.frequency_penalty)
-        if self._bias is not None:
-            self._bias.apply(row)
-        if mask is not None:
-            filters.keep_allowed(row, mask)
-        if holding:
-            longer = row.copy()
-            filters.forbid(longer, self._stop_ids)
-            # A finished grammar leaves nothing but the end: then min_tokens cannot be kept.
-            row = row if longer.max() == filters.FORBIDDEN and mask is not None else longer
-        if row[greedy(row)] == filters.FORBIDDEN:
-            raise TandemError(
-                "No token is left to sample",
-                found="logit_bias, min_tokens and the response format forbid all of them together",
-                remedy="allow some token",
-            )
-        return row
+        if seen is None and output is None and bias is None and not holding:
+            return None
+        if bias is not None:
+            bias.check(vocab_size)
+        minus = no_amounts()
+        if output is not None:
+            minus = np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * output.counts
+        return Edits(
+            seen=no_ids() if seen is None else seen.ids,
+            penalty=params.repetition_penalty,
+            output=no_ids() if output is None else output.ids,
+            output_minus=minus,
+            biased=no_ids() if bias is None else bias.ids,
+            bias=no_amounts() if bias is None else bias.amounts,
+            held=self._held(vocab_size) if holding else no_ids(),
+        )
 
-
-def check_finite(logits: Row) -> None:
-    """Raise TandemError if any of ``logits`` [V] is NaN or infinite.
-
-    argmax finds a NaN where there is one, so two passes that allocate nothing see every case.
-    """
-    if np.isfinite(logits[logits.argmax()]) and np.isfinite(logits.min()):
-        return
-    bad = int(np.count_nonzero(~np.isfinite(logits)))
-    raise TandemError("The model's logits are not finite", found=f"{bad} of {logits.shape[0]} are NaN or inf")
+    def _held(self, vocab_size: int) -> Ids:
+        """Stop tokens; ids outside the vocabulary cannot be sampled anyway."""
+        ids = self._stop_ids
+        return ids[(ids >= 0) & (ids < vocab_size)]

@@ -1,7 +1,7 @@
 """The only rule by which drafted tokens are accepted or rejected.
 
-Row i holds the logits after the i-th drafted token. The sampler draws from row 0 as if nothing had been
-drafted; while what it draws is what was drafted, the next row's logits are valid and it draws again::
+Row i holds the logits after the i-th drafted token. Row 0 is drawn from as if nothing had been drafted; while
+what is drawn is what was drafted, the next row's logits are valid and its draw counts too::
 
     draft          d0    d1    d2
     rows     r0    r1    r2    r3
@@ -13,11 +13,11 @@ greedy or not, with every penalty, bias, filter and grammar in force.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.requests import TokenLogprob
-from tandem.sampling.select import Row
+from tandem.sampling.drawn import Drawn
 from tandem.sampling.sequence import SequenceSampler
 
 
@@ -29,18 +29,18 @@ class Accepted:
     logprobs: tuple[TokenLogprob | None, ...]
 
 
-def verify(sampler: SequenceSampler, rows: Sequence[Row], draft: Sequence[int] = ()) -> Accepted:
-    """Draw from ``rows`` (len(draft) + 1 of [V], raw logits) while the draws equal ``draft``.
+def verify(sampler: SequenceSampler, draws: Iterable[Drawn], draft: Sequence[int] = ()) -> Accepted:
+    """Take in ``draws`` (len(draft) + 1 of them) while they equal ``draft``.
 
-    Ends at a stop token too: nothing may follow it. Without a draft this is plain decoding of one row.
-    Raises what ``SequenceSampler.next_token`` raises.
+    Ends at a stop token too: nothing may follow it. Without a draft this is plain decoding of one row. A draw
+    is looked at only once those before it are accepted. Raises what ``draws`` and ``accept`` raise.
     """
     tokens: list[int] = []
     logprobs: list[TokenLogprob | None] = []
-    for i, row in enumerate(rows):
-        token, logprob = sampler.next_token(row)
-        tokens.append(token)
-        logprobs.append(logprob)
-        if i == len(draft) or token != draft[i] or sampler.is_stop(token):
+    for i, drawn in enumerate(draws):
+        sampler.accept(drawn.token)
+        tokens.append(drawn.token)
+        logprobs.append(drawn.logprob)
+        if i == len(draft) or drawn.token != draft[i] or sampler.is_stop(drawn.token):
             break
     return Accepted(tuple(tokens), tuple(logprobs))

@@ -20,7 +20,8 @@ from tandem.core.settings import read_environment
 from tandem.kernels.exl3.operands import Scratch
 from tandem.kernels.hyper_connection.cuda import Streams
 from tandem.kernels.kda.cuda import DeviceSlots
-from tandem.kernels.nvrtc import compile_together, noting_launches
+from tandem.kernels.nvrtc import KernelModule, compile_together, noting_launches
+from tandem.kernels.sampling.cuda import CudaRowSampler
 from tandem.loader.base import TensorSource
 from tandem.models.glm5_next.cuda_head import HeadProgram, HeadStep
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
@@ -127,7 +128,10 @@ class _Capture:
         resident = torch.cuda.memory_allocated(device)
         scratch = rows_scratch(stage, self._cache_dir)
         rows, heads = self._row_programs(scratch), self._head_programs(scratch)
-        self._compile([*rows.values(), *heads.values()])
+        row_sampler = None
+        if stage.head:
+            row_sampler = CudaRowSampler(stage.spec.vocab_size, device, self._cache_dir)
+        self._compile([*rows.values(), *heads.values()], [row_sampler.module] if row_sampler else [])
         compiled = time.perf_counter()
         prefill = PrefillProgram(stage, self._chunk_tokens, self._cache_dir)
         peak = self._warm_prefill(prefill)
@@ -157,13 +161,13 @@ class _Capture:
         )
         captured = CapturedRows(self._memory, row_steps, self._spare, embeds=stage.embedding is not None)
         working = buffers + self._memory.nbytes + self._graph_bytes
-        return CudaStage(stage, self._memory, captured, prefill, head_steps, working)
+        return CudaStage(stage, self._memory, captured, prefill, head_steps, row_sampler, working)
 
-    def _compile(self, programs: Sequence[_Program]) -> None:
+    def _compile(self, programs: Sequence[_Program], others: Sequence[KernelModule]) -> None:
         with noting_launches() as modules:
             for program in programs:
                 program.run()
-        compile_together(modules)
+        compile_together([*modules, *others])
 
     def _warm_prefill(self, program: PrefillProgram) -> int:
         """Bytes that a chunk takes beside what is allocated."""

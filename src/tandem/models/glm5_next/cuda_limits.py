@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tandem.core.errors import ModelUnsupportedError, SettingsError
+from tandem.kernels.sampling.operands import MOST_TOKENS
 from tandem.loader.base import TensorHeader
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.tensors import (
@@ -71,6 +72,8 @@ def _unmet(spec: Glm5NextSpec) -> Iterator[tuple[str, object, str]]:
         yield "latent size", latent, "128, 256, 512 or 1024"
     if spec.experts_per_token + spec.shared_experts > 15 or spec.num_experts > 1023:
         yield "number of experts", f"{spec.experts_per_token} of {spec.num_experts}", "14 of 1023 at most"
+    if spec.vocab_size > MOST_TOKENS:
+        yield "vocabulary", spec.vocab_size, f"{MOST_TOKENS} tokens at most"
     if any(spec.layer_shares_selection):
         yield "selection shared between layers", "shared", "an indexer in every MLA layer"
 

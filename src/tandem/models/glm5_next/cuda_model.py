@@ -8,6 +8,7 @@ import torch
 
 from tandem.cache.layout import LayoutMemory, PrefillLayout, RowsLayout
 from tandem.kernels.kda.cuda import DeviceSlots
+from tandem.kernels.sampling.cuda import CudaRowSampler
 from tandem.models.glm5_next.cuda_head import HeadStep
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
 from tandem.models.glm5_next.cuda_rows import CapturedRows, bucket_of
@@ -17,7 +18,7 @@ from tandem.models.glm5_next.cuda_state import SlotStates
 
 
 class CudaStage:
-    """Implements ``StageModel``: ``hidden`` is [R, S·D] on the card; logits lie in pinned host memory.
+    """Implements ``StageModel``: ``hidden`` is [R, S·D] and logits are [R, V] on the card.
 
     Results are views of fixed memory, valid until the next call of the same kind. R rows.
     """
@@ -29,6 +30,7 @@ class CudaStage:
         rows: CapturedRows,
         prefill: PrefillProgram,
         head: Mapping[int, HeadStep],
+        row_sampler: CudaRowSampler | None,
         working_bytes: int,
     ) -> None:
         self._stage = stage
@@ -36,14 +38,13 @@ class CudaStage:
         self._rows = rows
         self._prefill = prefill
         self._head = head
+        self._row_sampler = row_sampler
         self._working_bytes = working_bytes
         slots = [layer.memory for layer in stage.layers if isinstance(layer.memory, DeviceSlots)]
         self._states = SlotStates(slots, stage.room.max_slots)
         self._after_rows = False
         nothing = torch.empty(1, stage.spec.residual_width, device=stage.device)
         self._no_hidden = [nothing.expand(rows, -1) for rows in range(MAX_ROWS + 1)]
-        vocabulary = stage.spec.vocab_size if stage.head else 0
-        self._host_logits = torch.empty(MAX_ROWS, vocabulary, pin_memory=True)
 
     @property
     def weight_bytes(self) -> int:
@@ -87,15 +88,18 @@ class CudaStage:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = hidden.shape[0]
-        out = self._host_logits if rows <= MAX_ROWS else self._host_logits.new_empty(rows, self._vocabulary)
+        if rows <= MAX_ROWS:
+            return self._few_logits(hidden)
+        width = self._head[MAX_ROWS].logits.stride(0)  # rows as far apart as those of a step
+        many = hidden.new_empty(rows, width)[:, : self._stage.spec.vocab_size]
         for first in range(0, rows, MAX_ROWS):
             part = hidden[first : first + MAX_ROWS]
-            step = self._head[bucket_of(part.shape[0])]
-            step.values.flatten(1)[: part.shape[0]].copy_(part)
-            step.replay()
-            out[first : first + part.shape[0]].copy_(step.logits[: part.shape[0]], non_blocking=True)
-        torch.cuda.current_stream(self._stage.device).synchronize()
-        return out[:rows]
+            many[first : first + MAX_ROWS].copy_(self._few_logits(part))
+        return many
+
+    @property
+    def row_sampler(self) -> CudaRowSampler | None:
+        return self._row_sampler
 
     def reset_slot(self, slot: int) -> None:
         self._states.reset(slot)
@@ -106,6 +110,9 @@ class CudaStage:
     def restore_state(self, slot: int, checkpoint: int) -> None:
         self._states.restore(slot, checkpoint)
 
-    @property
-    def _vocabulary(self) -> int:
-        return self._host_logits.shape[1]
+    def _few_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = hidden.shape[0]
+        step = self._head[bucket_of(rows)]
+        step.values.flatten(1)[:rows].copy_(hidden)
+        step.replay()
+        return step.logits[:rows]

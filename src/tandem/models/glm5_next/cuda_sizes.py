@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tandem.core.cards import Capability
 from tandem.core.plan import KIB, MIB
+from tandem.kernels.sampling.operands import most_edits
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 
 MAX_ROWS = 16
@@ -31,12 +32,12 @@ def attends_in_place(spec: Glm5NextSpec, capability: Capability | None, *, eight
 
 
 def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int, *, in_place: bool = False) -> int:
-    """A chunk's activations at their widest, and the buffers of every captured step.
+    """A chunk's activations at their widest, and the buffers of every captured step and of sampling.
 
     ``in_place``: see ``attends_in_place``.
     """
     chunk = chunk_tokens * _chunk_row_bytes(spec, in_place) + _decoded_bytes(spec, chunk_tokens)
-    return chunk + _step_bytes(spec) + _LIBRARY_BYTES
+    return chunk + _step_bytes(spec) + 4 * most_edits(spec.vocab_size) + _LIBRARY_BYTES
 
 
 def workspace_bytes_per_token(spec: Glm5NextSpec, chunk_tokens: int) -> float:

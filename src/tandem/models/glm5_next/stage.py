@@ -66,6 +66,10 @@ class Glm5NextStage:
     def step_memory(self) -> LayoutMemory | None:
         return None
 
+    @property
+    def row_sampler(self) -> None:
+        """The host samples."""
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Every stream starts as the token's embedding: int64 [R] → [R, S·D]."""
         assert self._embedding is not None, "only the stage with the embedding embeds"

@@ -90,6 +90,10 @@ class LlamaStage:
     def step_memory(self) -> LayoutMemory | None:
         return None
 
+    @property
+    def row_sampler(self) -> None:
+        """The host samples."""
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         assert self.embedding is not None, "this stage has no embedding"
         return torch.from_numpy(self.embedding.forward(token_ids.numpy()))
