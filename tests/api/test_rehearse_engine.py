@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tandem.api.rehearsal_plan import Told, nobody
 from tandem.api.rehearse_engine import Sizes, rehearse_engine
 from tandem.core.cards import parse_cards, resolve_cards
 from tandem.core.errors import BudgetError, SettingsError
@@ -15,19 +16,21 @@ from tandem.models.glm5_next.rehearsal_spec import SMALL, SMALL_BITS
 SHORTER = Sizes(context=512, chunk=64, long=64, short=8, repeats=1)
 
 
-def rehearse(cards: str, free_bytes: int) -> dict[str, object]:
+def rehearse(cards: str, free_bytes: int, told: Told = nobody) -> dict[str, object]:
     requests = parse_cards(cards)
     resolved = resolve_cards(requests, lambda kind, index: free_bytes)
-    return rehearse_engine(SMALL, SMALL_BITS, SHORTER, requests, resolved)
+    return rehearse_engine(SMALL, SMALL_BITS, SHORTER, requests, resolved, told=told)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cards", ["cpu:1", "cpu:2x100MiB"])
 def test_every_step_is_measured_and_memory_stays_within_the_plan(cards: str) -> None:
-    record = rehearse(cards, GIB)
+    heard: dict[str, float] = {}
+    record = rehearse(cards, GIB, heard.__setitem__)
     steps, memory = record["steps"], record["memory"]
     assert isinstance(steps, dict)
     assert isinstance(memory, dict)
+    assert heard == steps
     assert all(math.isfinite(value) and value > 0 for value in steps.values())
     several = cards != "cpu:1"
     kinds = {"decode", "verify", "prefill", *(["transfer"] if several else [])}

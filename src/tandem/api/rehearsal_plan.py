@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,12 @@ from tandem.planner.geometry import BitWidths
 PAGE_TOKENS = 256
 SLOTS = 8
 LONGEST_CHUNK = 8192
+Told = Callable[[str, float], None]
+"""Hears of every figure as it is found: its name, whose end is its unit (ms or tps), and its value."""
+
+
+def nobody(name: str, value: float) -> None:
+    """Hears nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.api.rehearsal_plan import LONGEST_CHUNK, PAGE_TOKENS, SLOTS, RehearsalPlan
+from tandem.api.rehearsal_plan import LONGEST_CHUNK, PAGE_TOKENS, SLOTS, RehearsalPlan, Told, nobody
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.kernels.nvrtc import compile_together, noting_launches
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
@@ -91,7 +91,7 @@ class Rehearsal:
         torch.cuda.synchronize(device)
         return cls(stage, cache_dir, time.perf_counter() - begin)
 
-    def measure(self, cases: Sequence[RowsCase]) -> dict[str, float]:
+    def measure(self, cases: Sequence[RowsCase], told: Told = nobody) -> dict[str, float]:
         """Median milliseconds of each case that the caches can hold."""
         room, device = self.stage.room, self.stage.device
         inputs = RowsInput.empty(room.max_pages, device)
@@ -125,11 +125,13 @@ class Rehearsal:
             found[case.name] = self._timed(graphs[rows].replay, inputs, case)
             if not programs[rows].logits.isfinite().all():
                 found[case.name] = float("nan")
+            told(case.name, found[case.name])
         return found
 
     def prefill(self, tokens: int, chunk_tokens: int) -> float:
         """Median tokens a second of a prompt of so many tokens, its chunks one after the other."""
         stage, device = self.stage, self.stage.device
+        torch.cuda.empty_cache()  # blocks for other chunk sizes would stay beside those for this one
         program = PrefillProgram(stage, chunk_tokens, self.cache_dir)
         table = torch.arange(stage.room.max_pages, dtype=torch.int32, device=device)[None]
         ids = torch.randint(stage.spec.vocab_size, (tokens,), device=device)
@@ -184,7 +186,12 @@ class Rehearsal:
 
 
 def rehearse(
-    spec: Glm5NextSpec, bits: BitWidths, plan: RehearsalPlan, device: torch.device, cache_dir: Path | None
+    spec: Glm5NextSpec,
+    bits: BitWidths,
+    plan: RehearsalPlan,
+    device: torch.device,
+    cache_dir: Path | None,
+    told: Told = nobody,
 ) -> dict[str, object]:
     """Build, measure, and return the record: card, steps, and bytes by term, planned and measured."""
     room = CacheRoom(plan.pages, PAGE_TOKENS, SLOTS, plan.pages, eight_bit=plan.cache_format == "q8")
@@ -193,9 +200,11 @@ def rehearse(
     rehearsal = Rehearsal.build(spec, bits, room, device, cache_dir)
     stage = rehearsal.stage
     resident = torch.cuda.memory_allocated(device)
-    steps = rehearsal.measure(STEPS)
+    steps = rehearsal.measure(STEPS, told)
     for chunk in (2048, 4096, LONGEST_CHUNK):
-        steps[f"prefill_8192_c{chunk}_tps"] = rehearsal.prefill(8192, chunk)
+        name = f"prefill_8192_c{chunk}_tps"
+        steps[name] = rehearsal.prefill(8192, chunk)
+        told(name, steps[name])
     return {
         "model": "glm-5.3-flash" if spec.num_layers == 45 else "glm small",
         "card": torch.cuda.get_device_name(device),

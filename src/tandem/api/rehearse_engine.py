@@ -18,6 +18,7 @@ import torch
 from tandem.api.card_defaults import defaults_for
 from tandem.api.cuda_cards import common_capability
 from tandem.api.load import footprint_of
+from tandem.api.rehearsal_plan import Told, nobody
 from tandem.core.batch import Batch, Run, RunKind, SequenceSpec, StepResult
 from tandem.core.cards import CardRequest, format_cards
 from tandem.core.errors import EngineFault, SettingsError
@@ -142,6 +143,7 @@ def rehearse_engine(
     *,
     pool_tokens: int | None = None,
     cache_format: str | None = None,
+    told: Told = nobody,
 ) -> dict[str, object]:
     """Load, measure, and return the record: cards, steps, and bytes by term and card, planned and measured.
 
@@ -191,12 +193,14 @@ def rehearse_engine(
     )
     loaded = time.perf_counter() - begin
     try:
-        steps = _measure(engine, spec.vocab_size, sizes)
+        steps = _measure(engine, spec.vocab_size, sizes, told)
         memory: dict[str, object] = {"planned": _by_term(plan.terms), "measured": _by_term(engine.memory())}
         if len(plan.stages) > 1:
             memory["by_card"] = _by_card(plan, engine.memory())
             for rows in (1, 8, sizes.chunk):
-                steps[f"transfer_{rows}_rows_ms"] = _transfer(plan, spec.residual_width, rows)
+                name = f"transfer_{rows}_rows_ms"
+                steps[name] = _transfer(plan, spec.residual_width, rows)
+                told(name, steps[name])
     finally:
         engine.shutdown()
     return {
@@ -212,7 +216,7 @@ def rehearse_engine(
     }
 
 
-def _measure(engine: StepEngine, vocab_size: int, sizes: Sizes) -> dict[str, float]:
+def _measure(engine: StepEngine, vocab_size: int, sizes: Sizes, told: Told) -> dict[str, float]:
     """Median milliseconds of every kind of step, and tokens a second of the long prompt."""
     steps = _Steps(engine, vocab_size, sizes.repeats)
     pages = sizes.context // engine.limits.page_tokens
@@ -220,20 +224,25 @@ def _measure(engine: StepEngine, vocab_size: int, sizes: Sizes) -> dict[str, flo
     steps.prefill(short[0], sizes.short)  # compiles
     rate = steps.prefill(long, sizes.long)
     found: dict[str, float] = {}
+
+    def keep(name: str, value: float) -> None:
+        found[name] = value
+        told(name, value)
+
     for rows in (1, 2, 4, 8):
         kind = "decode" if rows == 1 else "verify"
-        found[f"{kind}_{rows}_{_thousands(sizes.long)}_ms"] = steps.rows([long], rows)
+        keep(f"{kind}_{rows}_{_thousands(sizes.long)}_ms", steps.rows([long], rows))
     for sequence in short[1:]:
         steps.prefill(sequence, sizes.short)
     for count in (4, 8):
         every = [*short, long][:count]
-        found[f"decode_{count}x{_thousands(sizes.short)}_ms"] = steps.rows(every, 1)
+        keep(f"decode_{count}x{_thousands(sizes.short)}_ms", steps.rows(every, 1))
     stages = engine.limits.pipeline_depth
     if stages > 1:
         batches = [[*short, long][i::stages] for i in range(stages)]
         name = f"decode_{SLOTS}x{_thousands(sizes.short)}_in_{stages}_batches_ms"
-        found[name] = steps.in_turns(batches, 1)
-    found[f"prefill_{sizes.long}_c{sizes.chunk}_tps"] = round(rate, 1)
+        keep(name, steps.in_turns(batches, 1))
+    keep(f"prefill_{sizes.long}_c{sizes.chunk}_tps", round(rate, 1))
     return found
 
 

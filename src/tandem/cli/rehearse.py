@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from tandem.cli.console import make_folder, notices, print_json, write_json
 from tandem.cli.facts import source_commit
@@ -77,7 +77,6 @@ def rehearse(
     if not small:
         command += f" --context {context} --kv {kv}"
     record |= {"commit": source_commit(), "command": command}
-    _print_table(record)
     if out is not None:
         name = "glm-small" if small else "glm-5.3-flash" if kv == "fp16" else f"glm-5.3-flash-{kv}"
         where = re.sub(r"\W+", "-", cards)
@@ -130,7 +129,8 @@ def _replays(context_tokens: int, cache_format: str) -> dict[str, object]:
 
     from tandem.api.rehearse import rehearse as run  # after the checks: it imports Triton
 
-    return run(RELEASED, RELEASED_BITS, plan, torch.device("cuda", 0), read_environment().cache_dir)
+    cache_dir = read_environment().cache_dir
+    return run(RELEASED, RELEASED_BITS, plan, torch.device("cuda", 0), cache_dir, _telling())
 
 
 def _small(cards: str) -> dict[str, object]:
@@ -155,18 +155,25 @@ def _served(
     resolved = resolve_cards(requests, free_card_bytes)
     sizes = SMALL_SIZES if context_tokens is None else RELEASED_SIZES
     return rehearse_engine(
-        spec, bits, sizes, requests, resolved, pool_tokens=context_tokens, cache_format=cache_format
+        spec,
+        bits,
+        sizes,
+        requests,
+        resolved,
+        pool_tokens=context_tokens,
+        cache_format=cache_format,
+        told=_telling(),
     )
 
 
-def _print_table(record: Mapping[str, object]) -> None:
-    """The steps for people, beside the record for programs."""
-    steps = record["steps"]
-    assert isinstance(steps, Mapping)
-    table = Table(title=f"{record['model']} on {record['card']}", title_justify="left", box=None)
-    table.add_column("step")
-    table.add_column("median", justify="right")
-    for name, value in steps.items():
-        step, _, unit = str(name).rpartition("_")
-        table.add_row(step.replace("_", " "), f"{value:,} {'tokens/s' if unit == 'tps' else unit}")
-    notices().print(table)
+def _telling() -> Callable[[str, float], None]:
+    """Prints every step for people as it is measured, beside the record for programs."""
+    begin, console = time.perf_counter(), notices()
+
+    def told(name: str, value: float) -> None:
+        step, _, unit = name.rpartition("_")
+        unit = "tokens/s" if unit == "tps" else unit
+        elapsed = time.perf_counter() - begin
+        console.print(f"{elapsed:5.0f} s  {step.replace('_', ' '):28} {value:>12,} {unit}")
+
+    return told

@@ -22,21 +22,24 @@ _LIBRARY_BYTES = 32 * MIB
 """What cuBLAS keeps for itself on Hopper; less elsewhere."""
 
 
-def attends_in_place(spec: Glm5NextSpec, capability: Capability | None, *, eight_bit: bool) -> bool:
-    """Whether a chunk's attention reads queries and writes results as they are.
+def attention_bytes(spec: Glm5NextSpec, capability: Capability | None, *, eight_bit: bool) -> int:
+    """What a chunk's attention takes for every value of its queries, [C, H, L].
 
-    ``kernels/mla/chunk.py`` does, on Hopper, for these shapes. Elsewhere it goes through fp32 copies.
+    On Hopper ``kernels/mla/chunk.py`` reads queries and writes results in fp16. Elsewhere there are fp32
+    copies of both beside them, and with 8-bit latents what turning them takes.
     """
     hopper = capability is not None and capability[0] == 9
-    return hopper and not eight_bit and spec.heads % 64 == 0 and spec.kv_lora_rank == 512
+    if hopper and not eight_bit and spec.heads % 64 == 0 and spec.kv_lora_rank == 512:
+        return 4
+    return 26 if eight_bit else 16
 
 
-def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int, *, in_place: bool = False) -> int:
+def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int, attention: int) -> int:
     """A chunk's activations at their widest, and the buffers of every captured step and of sampling.
 
-    ``in_place``: see ``attends_in_place``.
+    ``attention``: see ``attention_bytes``.
     """
-    chunk = chunk_tokens * _chunk_row_bytes(spec, in_place) + _decoded_bytes(spec, chunk_tokens)
+    chunk = chunk_tokens * _chunk_row_bytes(spec, attention) + _decoded_bytes(spec, chunk_tokens)
     return chunk + _step_bytes(spec) + 4 * most_edits(spec.vocab_size) + _LIBRARY_BYTES
 
 
@@ -45,17 +48,15 @@ def workspace_bytes_per_token(spec: Glm5NextSpec, chunk_tokens: int) -> float:
     return 4 * (chunk_tokens + MAX_ROWS) / spec.index_kpool
 
 
-def _chunk_row_bytes(spec: Glm5NextSpec, in_place: bool) -> int:
+def _chunk_row_bytes(spec: Glm5NextSpec, attention: int) -> int:
     """Streams, and the widest sublayer beside what the experts before it have made."""
     D, W, heads, latent = spec.hidden_size, spec.kda_width, spec.heads, spec.kv_lora_rank
     streams = 4 * spec.residual_width + 3 * D  # with a row's input, and partial projections
     met = spec.experts_per_token + spec.shared_experts
     # q, k, v, gate and decay fp32, and the records between the recurrence's kernels: 17 bytes a channel.
     kda = 38 * W + 4 * D
-    # Queries and results of attention in fp16; out of place, fp32 copies of both beside them.
-    attention = (4 if in_place else 16) * heads * latent
     index = 2 * spec.index_heads * spec.index_head_dim
-    mla = attention + 2 * heads * (spec.qk_head_dim + 2 * spec.v_head_dim) + index + 4 * D
+    mla = attention * heads * latent + 2 * heads * (spec.qk_head_dim + 2 * spec.v_head_dim) + index + 4 * D
     experts = 2 * met * (2 * D + 3 * spec.expert_intermediate_size)
     return streams + 2 * met * D + max(kda, mla, experts, 2 * (2 * D + 3 * spec.intermediate_size))
 

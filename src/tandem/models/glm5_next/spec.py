@@ -23,7 +23,7 @@ from tandem.models.glm5_next.config import from_config
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
 from tandem.models.glm5_next.cuda_sizes import (
     GRAPH_BYTES_PER_LAYER,
-    attends_in_place,
+    attention_bytes,
     workspace_bytes,
     workspace_bytes_per_token,
 )
@@ -87,9 +87,8 @@ def footprint(
     workspace = _workspace_bytes(glm, chunk_tokens)
     if on_cuda:
         eight_bit = cache_is_eight_bit(cache_dtype)
-        workspace = workspace_bytes(
-            glm, chunk_tokens, in_place=attends_in_place(glm, capability, eight_bit=eight_bit)
-        )
+        attention = attention_bytes(glm, capability, eight_bit=eight_bit)
+        workspace = workspace_bytes(glm, chunk_tokens, attention)
         check_dimensions(glm)
         check_formats(glm, headers, layers, has_head=True)
     return ModelFootprint(
