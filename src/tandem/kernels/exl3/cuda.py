@@ -44,8 +44,6 @@ class Shape:
     """Steps of a warp whose tiles are on their way or at hand."""
     blocks: int = 3
     """Blocks a processor must be able to hold."""
-    shifted_left: int = 32
-    """Windows before this one are cut out on the multiplier's pipe, the others by masks."""
 
     @property
     def k_warps(self) -> int:
@@ -276,6 +274,5 @@ class Exl3Rows:
             COLUMN_WARPS=shape.columns,
             DEPTH=shape.depth,
             BLOCKS=shape.blocks,
-            SHIFTED_LEFT=shape.shifted_left,
         )
         return kernel_module(source, self.device, self.cache_dir)

@@ -3,8 +3,7 @@
 //
 // Macros: BITS_A, BITS_B (1..8; a matrix has one of the two), ROWS (1, 2, 4, 8, 16: most pairs of a job),
 // TILES (n-tiles of 16 columns a warp holds: 4 or 8), WARPS, COLUMN_WARPS (how many of them stand side by side in the
-// outputs and share activations; the others divide k), DEPTH (steps in the ring), BLOCKS (a processor, at least),
-// SHIFTED_LEFT (see window_at).
+// outputs and share activations; the others divide k), DEPTH (steps in the ring), BLOCKS (a processor, at least).
 
 #include "exl3.cuh"
 
@@ -27,16 +26,10 @@
 #define COLUMN_WARPS 2
 #endif
 #ifndef DEPTH
-#define DEPTH 3
+#define DEPTH 2
 #endif
 #ifndef BLOCKS
-#define BLOCKS 2
-#endif
-#ifndef SHIFTED_LEFT
-#define SHIFTED_LEFT 32
-#endif
-#ifndef CENTRED
-#define CENTRED 1
+#define BLOCKS 3
 #endif
 #define PASSES ((ROWS + 3) / 4)  // of four rows each
 #define STEP 4                   // k-tiles that a warp works on at once, one for each lane of a quad
@@ -52,14 +45,13 @@ __device__ __forceinline__ void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3,
 // Powers of two that the compiler does not know for such.
 __constant__ u32 power_of_two[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
 
-// Bits 16 - OFFSET .. 31 - OFFSET of v. A left shift can run on the multiplier's pipe, which has room, as a product
-// with a power of two; a mask cannot. SHIFTED_LEFT says for how many of a lane's windows to do that.
-template <int OFFSET, bool LEFT>
+// Bits 16 - OFFSET .. 31 - OFFSET of v. A left shift runs on the multiplier's pipe, which has room, as a product with a
+// power of two; a mask could not.
+template <int OFFSET>
 __device__ __forceinline__ u32 window_at(u32 v) {
     if constexpr (OFFSET == 0) return v >> 16;
     else if constexpr (OFFSET == 8) return __byte_perm(v, 0, 0x4421);
     else if constexpr (OFFSET == 16) return v & 0xffffu;
-    else if constexpr (!LEFT) return (v >> (16 - OFFSET)) & 0xffffu;
     else return (v * power_of_two[OFFSET]) >> 16;
 }
 
@@ -92,9 +84,9 @@ struct LaneBits {
     __device__ __forceinline__ u32 codeword() const {
         constexpr int begin = 16 + BITS * (P + 1), at = begin / 32, offset = begin % 32;
         u32 window;
-        if constexpr (offset <= 16) window = window_at<offset, (P < SHIFTED_LEFT)>(word[at]);
-        else if constexpr (CENTRED && (32 * at + 8) % BITS == 0)
-            window = window_at<offset - 16, (P < SHIFTED_LEFT)>(__byte_perm(word[at + 1], word[at], 0x5432));
+        if constexpr (offset <= 16) window = window_at<offset>(word[at]);
+        else if constexpr ((32 * at + 8) % BITS == 0)  // one of those across this border begins at a byte of its centre
+            window = window_at<offset - 16>(__byte_perm(word[at + 1], word[at], 0x5432));
         else window = __funnelshift_l(word[at + 1], word[at], offset) >> 16;
         return window * 0x83DCD12Du;
     }
