@@ -31,7 +31,8 @@ declare -A groups=(
     tests/gpu/test_pools.py::test_scores_equal_the_reference
     tests/gpu/test_pools.py::test_the_best_pools_ties_to_the_earlier[3-16]
     tests/gpu/test_chunk_pools.py::test_scores_equal_the_reference[57-9-4]
-    tests/gpu/test_mla_chunk.py::test_equals_the_specification[16-64]
+    tests/gpu/test_mla_chunk.py::test_equals_the_specification[False-16-64]
+    tests/gpu/test_mla_chunk.py::test_equals_the_specification[True-16-64]
     tests/gpu/test_mla_step.py::test_rows_enter_cache_and_index
     tests/gpu/test_mla_step.py::test_queries_go_into_latent_space_and_results_out_of_it[3-True]
     tests/gpu/test_mla_step.py::test_attention_equals_the_reference[True-True]"

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.gpu.cards import CUBINS
 
+from tandem.kernels.latent_q8 import reference as q8
 from tandem.kernels.mla.chunk import ChunkAttention
 from tandem.kernels.mla.cuda import DeviceCache
 from tandem.kernels.mla.operands import Where
@@ -21,11 +22,24 @@ def attention():
     return ChunkAttention(torch.device("cuda", 0), CUBINS)
 
 
-def cache_of(tokens):
+def cache_of(tokens, eight_bit=False):
+    """Page 0 belongs to nobody."""
     latents = torch.full((tokens + PAGE, LATENT), float("nan"), dtype=torch.float16, device="cuda")
-    latents[PAGE:] = torch.randn(tokens, LATENT, device="cuda")  # page 0 belongs to nobody
+    latents[PAGE:] = torch.randn(tokens, LATENT, device="cuda")
     nothing = torch.empty(0, device="cuda")
-    return DeviceCache(latents, None, nothing, nothing)
+    if not eight_bit:
+        return DeviceCache(latents, None, nothing, nothing)
+    codes = torch.full(latents.shape, -128, dtype=torch.int8, device="cuda")
+    scales = torch.full((tokens + PAGE, LATENT // q8.GROUP), float("nan"), dtype=torch.float16, device="cuda")
+    codes[PAGE:], scales[PAGE:] = q8.encode(latents[PAGE:].float())
+    return DeviceCache(codes, scales, nothing, nothing)
+
+
+def decoded(cache):
+    """fp32 [tokens, 512]."""
+    if cache.scales is None:
+        return cache.latents.float()
+    return q8.decode(cache.latents, cache.scales)
 
 
 def run(attention, q, cache, positions, pages, chosen):
@@ -45,12 +59,14 @@ def run(attention, q, cache, positions, pages, chosen):
 
 @pytest.mark.parametrize("heads", [64, 128])
 @pytest.mark.parametrize("count", [16, 512])
-def test_equals_the_specification(attention, heads, count):
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_equals_the_specification(attention, heads, count, eight_bit):
     """Rows that see one token, a block's edge, all they have, and chosen pools with every length of tail."""
     tokens = 12 * PAGE
     positions = [0, 1, 62, 63, 64, 127, 128, 500, 2047, 2048, 2049, 2050, 2051, tokens - 1]
     pages = (torch.randperm(12) + 1).tolist()
-    cache = cache_of(tokens)
+    cache = cache_of(tokens, eight_bit)
+    latents = decoded(cache)
     q = (3 * torch.randn(len(positions), heads, LATENT, device="cuda")).half()
     chosen = (
         torch.stack([torch.randperm(max(count, (p + 1) // POOL))[:count] for p in positions]).int().cuda()
@@ -63,14 +79,15 @@ def test_equals_the_specification(attention, heads, count):
             first = chosen[row].cpu().long()[:, None] * POOL + torch.arange(POOL)
             seen = torch.cat((first.flatten(), torch.arange(pools * POOL, position + 1)))
         at = torch.tensor(pages)[seen // PAGE] * PAGE + seen % PAGE
-        expected = latent_attention(q[row : row + 1].float(), cache.latents[at.cuda()].float(), None, SCALE)
+        expected = latent_attention(q[row : row + 1].float(), latents[at.cuda()], None, SCALE)
         error = (found[row : row + 1].float() - expected).norm() / expected.norm()
-        assert error < 2e-3, (position, float(error))
+        assert error < (4e-3 if eight_bit else 2e-3), (position, float(error))
 
 
-def test_a_rows_bits_are_its_own(attention):
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_a_rows_bits_are_its_own(attention, eight_bit):
     tokens = 4 * PAGE
-    cache = cache_of(tokens)
+    cache = cache_of(tokens, eight_bit)
     positions = list(range(700, 1020, 5))
     q = torch.randn(len(positions), 64, LATENT, device="cuda").half()
     chosen = torch.stack([torch.randperm(175)[:64] for _ in positions]).int().cuda()

@@ -25,6 +25,7 @@ DEFINES: dict[str, tuple[dict[str, str | int], ...]] = {
         {"FORMS": "F(0,3,32)", "MOST_HALVES": 32, "STAGES": 4},
     ),
     "mla_rows": ({"ROWS": 16, "Q8": 0}, {"ROWS": 1, "Q8": 1}),
+    "mla_chunk": ({"Q8": 0}, {"Q8": 1}),
 }
 """Macros besides the sources' own defaults, by file."""
 HOPPER_ONLY = {"routed_chunk", "mla_chunk"}

@@ -1,4 +1,4 @@
-"""Absorbed latent attention of a prefill chunk on sm_90: fp16 queries and latents, fp32 sums."""
+"""Absorbed latent attention of a prefill chunk on sm_90: latents in fp16 or 8 bits, fp32 sums."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ class ChunkAttention:
         """Whether card and model suit the kernel; ``triton.attend`` serves the others."""
         hopper = capability_of(self.device)[0] == 9
         shape = heads % _HEADS == 0 and cache.latents.shape[1] == _LATENT
-        return hopper and shape and cache.scales is None
+        return hopper and shape
 
     def attend(
         self, q: torch.Tensor, cache: DeviceCache, where: Where, scale: float, out: torch.Tensor
     ) -> None:
         """q, out: fp16 [R, H, 512]; softmax(scale · q cᵀ) c over the tokens of ``where``."""
         rows, heads, _ = q.shape
-        source = SOURCE.with_defines(PAGE=where.page_tokens, POOL=where.pool_tokens)
+        source = SOURCE.with_defines(
+            PAGE=where.page_tokens, POOL=where.pool_tokens, Q8=int(cache.scales is not None)
+        )
         kernel_module(source, self.device, self.cache_dir).launch(
             "attend_chunk",
             (heads // _HEADS, rows, 1),
             (384, 1, 1),
             q,
             cache.latents,
+            cache.scales,
             where.positions,
             where.run_of_row,
             where.page_tables,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,6 +44,12 @@ class Where:
     """[R, count] pools, for rows that see more than ``count`` of them."""
     page_tokens: int
     pool_tokens: int
+
+    def rows(self, own: slice) -> Where:
+        """The same of some rows."""
+        return replace(
+            self, positions=self.positions[own], run_of_row=self.run_of_row[own], chosen=self.chosen[own]
+        )
 
 
 def parts_for(where_count: int, pool_tokens: int, part_tokens: int) -> int:

@@ -28,6 +28,7 @@ from tandem.kernels.mla.operands import Parts, Where, parts_for
 from tandem.kernels.mla.triton import attend
 from tandem.kernels.moe.chunk import ChunkRouter
 from tandem.models.glm5_next.cuda_head import DeviceHead
+from tandem.models.glm5_next.cuda_sizes import FLOAT_ROWS
 from tandem.models.glm5_next.cuda_stage import DeviceStage
 from tandem.models.glm5_next.cuda_weights import KdaTensors, MlaTensors, MlpTensors
 
@@ -176,17 +177,22 @@ class PrefillProgram:
     def _attend_anywhere(self, q: torch.Tensor, cache: DeviceCache, where: Where) -> torch.Tensor:
         """On any card, over fp16 or int8 latents: q fp16 [C, H, L] -> fp16 [C, H, L]."""
         rows, heads, latent = q.shape
-        scaled = q.float() * self._stage.spec.qk_head_dim**-0.5
-        if cache.scales is not None:
-            scaled = hadamard(scaled, q8.GROUP)
+        attended = torch.empty_like(q)
         count = parts_for(where.chosen.shape[1], where.pool_tokens, _PART_TOKENS)
-        parts = Parts.empty(rows, count, heads, latent, q.device)
-        block = min(heads, _BLOCK_HEADS)
-        attend(scaled, cache.latents, cache.scales, where, parts, _PART_TOKENS, block, two_halves=False)
-        attended = parts.attended[:, 0] / parts.totals[:, 0, :, None]
-        if cache.scales is not None:
-            attended = hadamard(attended, q8.GROUP)
-        return attended.half()
+        parts = Parts.empty(min(rows, FLOAT_ROWS), count, heads, latent, q.device)
+        for begin in range(0, rows, FLOAT_ROWS):
+            own = slice(begin, min(begin + FLOAT_ROWS, rows))
+            scaled = q[own].float() * self._stage.spec.qk_head_dim**-0.5
+            if cache.scales is not None:
+                scaled = hadamard(scaled, q8.GROUP)
+            some, its_where = parts.first(scaled.shape[0]), where.rows(own)
+            block = min(heads, _BLOCK_HEADS)
+            attend(
+                scaled, cache.latents, cache.scales, its_where, some, _PART_TOKENS, block, two_halves=False
+            )
+            found = some.attended[:, 0] / some.totals[:, 0, :, None]
+            attended[own] = found if cache.scales is None else hadamard(found, q8.GROUP)
+        return attended
 
     def _store(
         self,

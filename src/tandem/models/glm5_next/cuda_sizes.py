@@ -17,29 +17,32 @@ frequent counts have no padding."""
 PART_TOKENS = 64
 GRAPH_BYTES_PER_LAYER = 512 * KIB
 """All steps together. Measured: 14 MiB for the 45 layers of GLM-5.3-Flash."""
+FLOAT_ROWS = 512
+"""Rows whose attention goes through fp32 copies at a time, where it does."""
+_FLOAT_BYTES = 24
+"""A value's copies: scaled, rotated, results and their parts."""
 _LIBRARY_ROWS = 1024
 _LIBRARY_BYTES = 32 * MIB
 """What cuBLAS keeps for itself on Hopper; less elsewhere."""
 
 
-def attention_bytes(spec: Glm5NextSpec, capability: Capability | None, *, eight_bit: bool) -> int:
-    """What a chunk's attention takes for every value of its queries, [C, H, L].
+def attends_in_place(spec: Glm5NextSpec, capability: Capability | None) -> bool:
+    """Whether a chunk's attention reads queries and writes results as they are.
 
-    On Hopper ``kernels/mla/chunk.py`` reads queries and writes results in fp16. Elsewhere there are fp32
-    copies of both beside them, and with 8-bit latents what turning them takes.
+    ``kernels/mla/chunk.py`` does, on Hopper, for these shapes. Elsewhere it goes through fp32 copies.
     """
     hopper = capability is not None and capability[0] == 9
-    if hopper and not eight_bit and spec.heads % 64 == 0 and spec.kv_lora_rank == 512:
-        return 4
-    return 26 if eight_bit else 16
+    return hopper and spec.heads % 64 == 0 and spec.kv_lora_rank == 512
 
 
-def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int, attention: int) -> int:
+def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int, *, in_place: bool) -> int:
     """A chunk's activations at their widest, and the buffers of every captured step and of sampling.
 
-    ``attention``: see ``attention_bytes``.
+    ``in_place``: see ``attends_in_place``.
     """
-    chunk = chunk_tokens * _chunk_row_bytes(spec, attention) + _decoded_bytes(spec, chunk_tokens)
+    chunk = chunk_tokens * _chunk_row_bytes(spec) + _decoded_bytes(spec, chunk_tokens)
+    if not in_place:
+        chunk += min(chunk_tokens, FLOAT_ROWS) * _FLOAT_BYTES * spec.heads * spec.kv_lora_rank
     return chunk + _step_bytes(spec) + 4 * most_edits(spec.vocab_size) + _LIBRARY_BYTES
 
 
@@ -48,7 +51,7 @@ def workspace_bytes_per_token(spec: Glm5NextSpec, chunk_tokens: int) -> float:
     return 4 * (chunk_tokens + MAX_ROWS) / spec.index_kpool
 
 
-def _chunk_row_bytes(spec: Glm5NextSpec, attention: int) -> int:
+def _chunk_row_bytes(spec: Glm5NextSpec) -> int:
     """Streams, and the widest sublayer beside what the experts before it have made."""
     D, W, heads, latent = spec.hidden_size, spec.kda_width, spec.heads, spec.kv_lora_rank
     streams = 4 * spec.residual_width + 3 * D  # with a row's input, and partial projections
@@ -56,7 +59,8 @@ def _chunk_row_bytes(spec: Glm5NextSpec, attention: int) -> int:
     # q, k, v, gate and decay fp32, and the records between the recurrence's kernels: 17 bytes a channel.
     kda = 38 * W + 4 * D
     index = 2 * spec.index_heads * spec.index_head_dim
-    mla = attention * heads * latent + 2 * heads * (spec.qk_head_dim + 2 * spec.v_head_dim) + index + 4 * D
+    attention = 4 * heads * latent  # queries and results in fp16
+    mla = attention + 2 * heads * (spec.qk_head_dim + 2 * spec.v_head_dim) + index + 4 * D
     experts = 2 * met * (2 * D + 3 * spec.expert_intermediate_size)
     return streams + 2 * met * D + max(kda, mla, experts, 2 * (2 * D + 3 * spec.intermediate_size))
 

@@ -23,7 +23,7 @@ from tandem.models.glm5_next.config import from_config
 from tandem.models.glm5_next.cuda_limits import cache_is_eight_bit, check_dimensions, check_formats
 from tandem.models.glm5_next.cuda_sizes import (
     GRAPH_BYTES_PER_LAYER,
-    attention_bytes,
+    attends_in_place,
     workspace_bytes,
     workspace_bytes_per_token,
 )
@@ -86,9 +86,8 @@ def footprint(
     on_cuda = card_kind == "cuda"
     workspace = _workspace_bytes(glm, chunk_tokens)
     if on_cuda:
-        eight_bit = cache_is_eight_bit(cache_dtype)
-        attention = attention_bytes(glm, capability, eight_bit=eight_bit)
-        workspace = workspace_bytes(glm, chunk_tokens, attention)
+        cache_is_eight_bit(cache_dtype)  # refuses what is neither
+        workspace = workspace_bytes(glm, chunk_tokens, in_place=attends_in_place(glm, capability))
         check_dimensions(glm)
         check_formats(glm, headers, layers, has_head=True)
     return ModelFootprint(

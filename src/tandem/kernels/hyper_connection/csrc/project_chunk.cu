@@ -12,7 +12,7 @@
 #define WARPS 8
 #define ROWS 16      // of a block at a time, two a warp
 #define OWN 4        // neighbouring columns of a lane
-#define TOGETHER 3   // choices whose outputs are asked for at once
+#define TOGETHER 5   // choices whose outputs are asked for at once
 
 struct Memory {
     float mixer[MIXES][PITCH];
@@ -20,37 +20,47 @@ struct Memory {
     float sums[WARPS][ROWS][MIXES];
 };
 
-// A sublayer's output y fp16 [pairs, D]: for each row a weighted sum over `choices` pairs.
+// A sublayer's output y fp16 [pairs, D]: for each row a weighted sum over `choices` pairs, at most 32.
 struct Sublayer {
     const __half* y;
     const int* row_pair;      // [rows, choices]; null: the row itself
     const float* row_weight;  // [rows, choices]; null: 1
     int choices;
 
+    // What lane c is to know of choice c of two rows, long before they are summed.
+    __device__ __forceinline__ void ask(int (&pair)[2], float (&weight)[2], const int (&rows)[2]) const {
+        const int lane = threadIdx.x & 31;
+        if (lane >= choices) return;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const size_t at = (size_t)rows[h] * choices + lane;
+            pair[h] = row_pair ? row_pair[at] : rows[h];
+            weight[h] = row_weight ? row_weight[at] : 1.0f;
+        }
+    }
+
     // Columns d .. d + 3 of two rows.
-    __device__ __forceinline__ void sum(float (&output)[2][OWN], const int (&rows)[2], int d, int D) const {
+    __device__ __forceinline__ void sum(float (&output)[2][OWN], const int (&pair)[2], const float (&weight)[2], int d,
+                                        int D) const {
         for (int begin = 0; begin < choices; begin += TOGETHER) {
             uint2 packed[2][TOGETHER];
-            float weight[2][TOGETHER];
 #pragma unroll
             for (int h = 0; h < 2; h++)
 #pragma unroll
                 for (int i = 0; i < TOGETHER; i++) {
-                    const bool there = begin + i < choices;
-                    const size_t at = (size_t)rows[h] * choices + begin + i;
-                    const size_t pair = there && row_pair ? row_pair[at] : rows[h];
-                    weight[h][i] = there ? (row_weight ? row_weight[at] : 1.0f) : 0.0f;
-                    packed[h][i] = there ? *(const uint2*)(y + pair * D + d) : make_uint2(0, 0);
+                    const size_t from = __shfl_sync(0xffffffffu, pair[h], begin + i);
+                    packed[h][i] = begin + i < choices ? *(const uint2*)(y + from * D + d) : make_uint2(0, 0);
                 }
 #pragma unroll
             for (int h = 0; h < 2; h++)
 #pragma unroll
                 for (int i = 0; i < TOGETHER; i++) {
+                    const float w = __shfl_sync(0xffffffffu, weight[h], begin + i);
                     const float4 v = factors(packed[h][i]);
-                    output[h][0] = fmaf(weight[h][i], v.x, output[h][0]);
-                    output[h][1] = fmaf(weight[h][i], v.y, output[h][1]);
-                    output[h][2] = fmaf(weight[h][i], v.z, output[h][2]);
-                    output[h][3] = fmaf(weight[h][i], v.w, output[h][3]);
+                    output[h][0] = fmaf(w, v.x, output[h][0]);
+                    output[h][1] = fmaf(w, v.y, output[h][1]);
+                    output[h][2] = fmaf(w, v.z, output[h][2]);
+                    output[h][3] = fmaf(w, v.w, output[h][3]);
                 }
         }
     }
@@ -108,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
             *(const float4*)(mixer + (size_t)line * D + d);
     wait_for_earlier();
     const Sublayer from = {y, row_pair, row_weight, choices};
-    float x[2][STREAMS][OWN];
-    int own[2];
+    float x[2][STREAMS][OWN], weight[2] = {0.0f, 0.0f};
+    int own[2], pair[2] = {0, 0};
     const auto fetch = [&](int first) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -120,23 +130,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
                 *(float4*)x[h][s] =
                     embedding ? begin : *(const float4*)(streams + ((size_t)own[h] * STREAMS + s) * D + d);
         }
+        from.ask(pair, weight, own);
     };
     const int step = gridDim.y * ROWS;
     fetch(blockIdx.y * ROWS);
     for (int first = blockIdx.y * ROWS; first < rows; first += step) {
         float output[2][OWN] = {};
-        if (choices) from.sum(output, own, d, D);
+        if (choices) from.sum(output, pair, weight, d, D);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             if (choices) leave(x[h], output[h], coefficients + (size_t)own[h] * MIXES);
             float square = 0.0f;
-            const bool live = first + 2 * warp + h < rows;
+            const bool live = first + 2 * warp + h < rows, changed = choices || embedding;
 #pragma unroll
             for (int s = 0; s < STREAMS; s++) {
 #pragma unroll
                 for (int i = 0; i < OWN; i++) square = fmaf(x[h][s][i], x[h][s][i], square);
                 *(float4*)&memory.streams[2 * warp + h][s * SLICE + OWN * lane] = *(const float4*)x[h][s];
-                if (live) *(float4*)(streams + ((size_t)own[h] * STREAMS + s) * D + d) = *(const float4*)x[h][s];
+                if (live && changed) *(float4*)(streams + ((size_t)own[h] * STREAMS + s) * D + d) = *(const float4*)x[h][s];
             }
             square = warp_sum(square);
             if (live && lane == 0) partial[((size_t)own[h] * gridDim.x + blockIdx.x) * PARTIAL + MIXES] = square;

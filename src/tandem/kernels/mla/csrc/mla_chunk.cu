@@ -2,7 +2,8 @@
 //
 // Two warp groups multiply, a third gathers tokens. Of every 128 tokens each of the two scores 64 and both then add
 // all 128 to their half of the latent values; maxima and weights pass between them through shared memory. A row's
-// tokens are cut at fixed places: its bits depend on no other row. Macros: PAGE and POOL, in tokens.
+// tokens are cut at fixed places: its bits depend on no other row. Macros: PAGE and POOL, in tokens; Q8: latents are
+// codes of 8 bits in the rotated basis (latent_q8), which queries enter and results leave in here.
 
 #include <cuda_fp16.h>
 
@@ -15,6 +16,9 @@
 #ifndef POOL
 #define POOL 4
 #endif
+#ifndef Q8
+#define Q8 0
+#endif
 #define LEAST __int_as_float(0xff800000)  // minus infinity
 #define LATENT 512
 #define HEADS 64         // of a block
@@ -25,8 +29,16 @@
 #define BLOCK_BYTES (PANELS * PANEL_BYTES)
 #define MULTIPLIERS 256
 #define THREADS (MULTIPLIERS + 128)
-#define MULTIPLIER_REGISTERS 224
-#define GATHER_REGISTERS 56
+#define MULTIPLIER_REGISTERS (Q8 ? 216 : 224)
+#define GATHER_REGISTERS (Q8 ? 72 : 56)
+#define QUANT_GROUP 32
+#define QUANT_NORM 0.17677669529663687f  // 1 / sqrt(32)
+
+#if Q8
+typedef signed char Cached;
+#else
+typedef __half Cached;
+#endif
 
 struct Meeting {
     u64 queries, full[2], empty[2 * TOKENS / SLICE];
@@ -47,10 +59,8 @@ struct Seen {
 };
 
 // One warp group: eight threads a row of 1 KiB, 16 rows at a time.
-__device__ __forceinline__ void gather(const __half* q, const __half* cache, const Seen& seen, unsigned queries,
-                                       unsigned blocks, Meeting& meeting) {
-    const int thread = threadIdx.x - MULTIPLIERS, piece = thread & 7, own = thread >> 3;
-    const unsigned place = own * 128 + ((piece ^ (own & 7)) << 4);
+__device__ __forceinline__ void gather_queries(const __half* q, unsigned queries, unsigned place, Meeting& meeting) {
+    const int piece = threadIdx.x & 7, own = (threadIdx.x - MULTIPLIERS) >> 3;
 #pragma unroll
     for (int r = 0; r < HEADS / 16; r++)
 #pragma unroll
@@ -58,18 +68,149 @@ __device__ __forceinline__ void gather(const __half* q, const __half* cache, con
             copy_16(queries + p * PANEL_BYTES + r * 2048 + place,
                     q + (size_t)(16 * r + own) * LATENT + p * 64 + piece * 8);
     arrive_after_copies(&meeting.queries);
+}
+
+// What a thread fetches of a token of 512 codes: the columns 128 i + 16 piece + 0..15, and two of the 16 scales.
+struct Codes {
+    uint4 data[4];
+    u32 scales;
+
+    __device__ __forceinline__ void load(const Cached* cache, const __half* token_scales, size_t token, int piece) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) data[i] = *(const uint4*)(cache + token * LATENT + 128 * i + 16 * piece);
+        scales = *(const u32*)(token_scales + token * (LATENT / QUANT_GROUP) + 2 * piece);
+    }
+    // As fp16, to the token's line of each panel. Threads 4..7 of a row begin with the other half, for the banks.
+    __device__ __forceinline__ void store(unsigned line, int piece, int row) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 both = __shfl_sync(0xffffffffu, scales, 2 * i + (piece >> 2), 8);
+            const u32 scale = __byte_perm(both, both, piece & 2 ? 0x3232 : 0x1010);
+            const u32 words[4] = {data[i].x, data[i].y, data[i].z, data[i].w};
+            u32 halves[8];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const u32 shifted = words[j] ^ 0x80808080u;  // 128 + code
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const u32 raised = __byte_perm(shifted, 0x64646464u, k ? 0x4342 : 0x4140);  // fp16: 1024 + 128 + code
+                    const u32 origin = 0x64806480u;
+                    const __half2 code = __hsub2(*(const __half2*)&raised, *(const __half2*)&origin);
+                    const __half2 value = __hmul2(code, *(const __half2*)&scale);
+                    halves[2 * j + k] = *(const u32*)&value;
+                }
+            }
+            const unsigned panel = line + (2 * i + (piece >> 2)) * PANEL_BYTES;
+#pragma unroll
+            for (int turn = 0; turn < 2; turn++) {
+                const bool second = turn ^ (piece >> 2);
+                const unsigned to = panel + (((2 * (piece & 3) + second) ^ (row & 7)) << 4);
+                asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(second ? halves[4] : halves[0]),
+                             "r"(second ? halves[5] : halves[1]), "r"(second ? halves[6] : halves[2]),
+                             "r"(second ? halves[7] : halves[3])
+                             : "memory");
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ void gather(const __half* q, const Cached* cache, const __half* scales, const Seen& seen,
+                                       unsigned queries, unsigned blocks, Meeting& meeting) {
+    const int thread = threadIdx.x - MULTIPLIERS, piece = thread & 7, own = thread >> 3;
+    const unsigned place = own * 128 + ((piece ^ (own & 7)) << 4);
+    gather_queries(q, queries, place, meeting);
     const int slices = (seen.length + 2 * TOKENS - 1) / (2 * TOKENS) * (2 * TOKENS / SLICE), last = seen.length - 1;
-    size_t next = seen.token(min(own, last));
+    // Past the end: the last token, whose weight will be 0.
+    const auto token = [&](int slice) { return seen.token(min(slice * SLICE + own, last)); };
+#if Q8
+    Codes ahead[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) ahead[h].load(cache, scales, token(h), piece);
+    size_t next = token(2);
+    for (int pair = 0; pair < slices; pair += 2) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int s = pair + h, slot = s & 7;
+            if (s >= 8) wait(&meeting.empty[slot], (s / 8 - 1) & 1);
+            ahead[h].store(blocks + (slot >> 2) * BLOCK_BYTES + (slot & 3) * 2048 + own * 128, piece, own);
+            arrive(&meeting.full[slot >> 2]);
+            if (s + 2 < slices) ahead[h].load(cache, scales, next, piece);
+            next = token(s + 3);
+        }
+    }
+#else
+    size_t next = token(0);
     for (int s = 0; s < slices; s++) {
         const int slot = s & 7;
         const __half* from = cache + next * LATENT + piece * 8;
-        next = seen.token(min((s + 1) * SLICE + own, last));  // past the end: the last one, whose weight will be 0
+        next = token(s + 1);
         if (s >= 8) wait(&meeting.empty[slot], (s / 8 - 1) & 1);
         const unsigned to = blocks + (slot >> 2) * BLOCK_BYTES + (slot & 3) * 2048 + place;
 #pragma unroll
         for (int p = 0; p < PANELS; p++) copy_16(to + p * PANEL_BYTES, from + p * 64);
         arrive_after_copies(&meeting.full[slot >> 2]);
     }
+#endif
+}
+
+// Levels of a rotation whose both values a thread holds, without the norm.
+template <int N>
+__device__ __forceinline__ void hadamard_of_own(float (&v)[N]) {
+#pragma unroll
+    for (int bit = 1; bit < N; bit <<= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (i & bit) continue;
+            const float a = v[i], b = v[i | bit];
+            v[i] = a + b;
+            v[i | bit] = a - b;
+        }
+}
+
+// The multiplying threads: queries into the basis of the codes, in place, a group of 32 values at a time.
+__device__ __forceinline__ void rotate_queries(unsigned char* queries) {
+    for (int group = threadIdx.x / HEADS; group < LATENT / QUANT_GROUP; group += MULTIPLIERS / HEADS) {
+        const int row = threadIdx.x % HEADS;
+        unsigned char* line = queries + group / 2 * PANEL_BYTES + row * 128;
+        float v[QUANT_GROUP];
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            const uint4 packed = *(const uint4*)(line + (((group % 2 * 4 + p) ^ (row & 7)) << 4));
+            const __half2* halves = (const __half2*)&packed;
+#pragma unroll
+            for (int i = 0; i < 4; i++) *(float2*)(v + 8 * p + 2 * i) = __half22float2(halves[i]);
+        }
+        hadamard_of_own(v);
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            __half2 halves[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                halves[i] = __floats2half2_rn(v[8 * p + 2 * i] * QUANT_NORM, v[8 * p + 2 * i + 1] * QUANT_NORM);
+            *(uint4*)(line + (((group % 2 * 4 + p) ^ (row & 7)) << 4)) = *(const uint4*)halves;
+        }
+    }
+    show_to_matrix_unit();
+    wait_for_threads(1, MULTIPLIERS);
+}
+
+// Eight results of a lane out of that basis; four neighbouring lanes hold a group.
+__device__ __forceinline__ uint4 rotated_back(const uint4& packed) {
+    float v[8];
+    const __half2* halves = (const __half2*)&packed;
+#pragma unroll
+    for (int i = 0; i < 4; i++) *(float2*)(v + 2 * i) = __half22float2(halves[i]);
+    hadamard_of_own(v);
+#pragma unroll
+    for (int step = 1; step < 4; step <<= 1) {
+        const float sign = threadIdx.x & step ? -1.0f : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = fmaf(sign, v[i], __shfl_xor_sync(0xffffffffu, v[i], step));
+    }
+    __half2 out[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) out[i] = __floats2half2_rn(v[2 * i] * QUANT_NORM, v[2 * i + 1] * QUANT_NORM);
+    return *(const uint4*)out;
 }
 
 // Four lanes hold a row of scores.
@@ -90,12 +231,13 @@ __device__ __forceinline__ void release(Meeting& meeting, int lane) {
     if (lane == 0) arrive(&meeting.empty[7 - PENDING]);
 }
 
-// q fp16 [rows, heads, 512], cache fp16 [tokens, 512], positions and run_of_row int32 [rows], tables int32 [runs,
+// q fp16 [rows, heads, 512], cache fp16 [tokens, 512], or (Q8) int8 with scales fp16 [tokens, 16], positions and run_of_row int32 [rows], tables int32 [runs,
 // max_pages], chosen int32 [rows, count] (read for rows that see more than `count` pools). Scores are q . c times
 // scale / ln 2. -> attended fp16 [rows, heads, 512]. Grid: (heads / 64, rows), THREADS threads.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attend_chunk(const __half* q, const __half* cache, const int* positions, const int* run_of_row, const int* tables,
-                 const int* chosen, __half* attended, int heads, int max_pages, int count, float scale) {
+    attend_chunk(const __half* q, const Cached* cache, const __half* scales, const int* positions,
+                 const int* run_of_row, const int* tables, const int* chosen, __half* attended, int heads,
+                 int max_pages, int count, float scale) {
     extern __shared__ unsigned char unaligned[];
     __shared__ Meeting meeting;
     wait_for_earlier();
@@ -120,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = warp >> 2;
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(GATHER_REGISTERS));
-        gather(q + at, cache, seen, queries, blocks, meeting);
+        gather(q + at, cache, scales, seen, queries, blocks, meeting);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         const int r = 16 * (warp & 3) + (lane >> 2), pairs = (seen.length + 2 * TOKENS - 1) / (2 * TOKENS);
@@ -129,6 +271,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
         wait(&meeting.queries, 0);
+#if Q8
+        rotate_queries(unaligned + (queries - shared_address(unaligned)));
+#endif
         for (int pair = 0; pair < pairs; pair++) {
             float s[32];
 #pragma unroll
@@ -221,8 +366,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         if (group) wait_for_threads(2, 128);
         else wait_for_threads(3, 128);
-        for (int head = warp & 3; head < HEADS; head += 4)
-            *(uint4*)(attended + at + (size_t)head * LATENT + group * (LATENT / 2) + 8 * lane) =
-                *(const uint4*)(out + head * 512 + ((lane ^ (head & 7)) << 4));
+        for (int head = warp & 3; head < HEADS; head += 4) {
+            uint4 own = *(const uint4*)(out + head * 512 + ((lane ^ (head & 7)) << 4));
+#if Q8
+            own = rotated_back(own);
+#endif
+            *(uint4*)(attended + at + (size_t)head * LATENT + group * (LATENT / 2) + 8 * lane) = own;
+        }
     }
 }
