@@ -35,12 +35,15 @@ def plan_of(
     pages: int = PAGES,
     page_tokens: int = PAGE_TOKENS,
     slots: int = SLOTS,
+    first_card: int = 0,
 ) -> Plan:
     """Stages cut before the given layers, on cards of their own as far as there are CUDA cards."""
     bounds = [0, *cuts, spec.num_layers]
     cards = torch.cuda.device_count() if kind == "cuda" else len(bounds)
     stages = tuple(
-        StagePlan(Card(kind, i % cards, 1 << 40), first, end, first == 0, end == spec.num_layers)
+        StagePlan(
+            Card(kind, (first_card + i) % cards, 1 << 40), first, end, first == 0, end == spec.num_layers
+        )
         for i, (first, end) in enumerate(pairwise(bounds))
     )
     return Plan(
@@ -67,8 +70,9 @@ class Serving:
         spec: Glm5NextSpec = SMALL,
         source: TensorSource | None = None,
         chunk: int = CHUNK,
+        first_card: int = 0,
     ) -> None:
-        plan = plan_of(spec, cuts, kind, chunk=chunk)
+        plan = plan_of(spec, cuts, kind, chunk=chunk, first_card=first_card)
         source = source or RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu"))
         self.stages = [
             build_stage(
