@@ -46,7 +46,8 @@ def test_every_profile_fits_the_cards_it_was_written_for(tandem: Tandem, profile
 def test_exit_codes(tandem: Tandem) -> None:
     assert tandem("plan", "--cards", "2x24GiB").code == 4
     codes = {
-        tandem("plan", "--cards", f"2x{gib / 4}GiB", "--context", "64k").code for gib in range(180, 260, 4)
+        tandem("plan", "--cards", f"2x{quarter / 4}GiB", "--context", "64k").code
+        for quarter in range(180, 260, 2)
     }
     assert codes == {0, 3, 4}
 

@@ -18,6 +18,9 @@ from tandem.core.batch import layout_bytes, most_step_rows
 from tandem.core.errors import BudgetError, SettingsError
 from tandem.core.plan import Card, MemoryTerm, ModelFootprint, Plan, StagePlan, format_bytes
 
+_ENTRANCE_BUFFERS = {"cpu": 2, "cuda": 1}
+"""Chunks of residual streams, or steps where longer, on a stage's card; pinned host buffers are not its."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
@@ -34,8 +37,6 @@ class PlanRequest:
     """Layers per card, as the user wants them."""
     runtime_bytes: int = 0
     """Per card: driver context, allocator slack, code."""
-    transfer_buffers: int = 2
-    """Chunks, or whole steps where those are longer, of residual streams buffered at a stage's entrance."""
     spare: int = 0
     """Slots, and pages, beyond those of sequences."""
     embedding_on_host: bool = False
@@ -96,9 +97,7 @@ def best_effort_plan(
         for i, card in enumerate(cards)
     )
     terms = tuple(
-        term
-        for stage in stages
-        for term in stage_terms(footprint, stage, request, pages, context_tokens, num_cards=len(cards))
+        term for stage in stages for term in stage_terms(footprint, stage, request, pages, context_tokens)
     )
     return Plan(
         stages=stages,
@@ -141,8 +140,6 @@ def stage_terms(
     request: PlanRequest,
     pages: int,
     context_tokens: int,
-    *,
-    num_cards: int,
 ) -> list[MemoryTerm]:
     """Every term of one stage's card."""
     layers = range(stage.first_layer, stage.end_layer)
@@ -167,10 +164,10 @@ def stage_terms(
     terms.append(MemoryTerm(name, "graphs", graphs, "estimated"))
     layout = layout_bytes(request.max_slots, context_tokens, request.chunk_tokens, request.page_tokens)
     terms.append(MemoryTerm(name, "layout", layout))
-    if num_cards > 1:
+    if not stage.has_embedding:
         rows = max(request.chunk_tokens, most_step_rows(request.max_slots))
         buffer_bytes = footprint.residual_bytes_per_token * rows
-        terms.append(MemoryTerm(name, "transfer", buffer_bytes * request.transfer_buffers))
+        terms.append(MemoryTerm(name, "transfer", buffer_bytes * _ENTRANCE_BUFFERS[stage.card.kind]))
     if request.runtime_bytes:
         terms.append(MemoryTerm(name, "runtime", request.runtime_bytes, "estimated"))
     return [term for term in terms if term.bytes]
@@ -225,10 +222,7 @@ def _best_cuts(
         layer_bytes = cache.bytes_per_token * tokens + cache.bytes_per_sequence * slots
         held.append(held[-1] + weights + layer_bytes + footprint.graph_bytes_per_layer)
     fixed = [
-        sum(
-            term.bytes
-            for term in stage_terms(footprint, empty, request, pages, context_tokens, num_cards=num_cards)
-        )
+        sum(term.bytes for term in stage_terms(footprint, empty, request, pages, context_tokens))
         for empty in (
             StagePlan(card, 0, 0, has_embedding=i == 0, has_head=i == num_cards - 1)
             for i, card in enumerate(cards)
