@@ -49,7 +49,7 @@ class SamplingHead:
             return
         rows = [row for _, row in wanted]
         if rows != list(range(hidden.shape[0])):  # a decode step samples after every row
-            hidden = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
+            hidden = _rows_of(hidden, rows)
         logits = self._model.logits(hidden)
         slots = [run.slot for run, _ in wanted]
         on_card = self._model.row_sampler
@@ -79,6 +79,12 @@ class SamplingHead:
                 asked.append(error)
         results = card.sample(logits, [None if isinstance(a, Exception) else a for a in asked])
         return [_answer(a, result, vocab_size) for a, result in zip(asked, results, strict=True)]
+
+
+def _rows_of(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows; an index on the card would have to be copied there, which waits for all that is queued."""
+    parts = [hidden[row : row + 1] for row in rows]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _answer(asked: RowRequest | Exception, result: RowResult | None, vocab_size: int) -> Iterator[Drawn]:
