@@ -166,6 +166,12 @@ def _allow_shared(kernel: Any, device_index: int, shared_bytes: int) -> None:
         raise EngineFault(f"A kernel asks for {shared_bytes} bytes of shared memory", found=str(status))
 
 
+@functools.lru_cache(maxsize=64)
+def _stream(device_index: int, handle: int) -> Any:
+    """cuda.core's wrapper of a stream of torch's; making one takes as long as a launch."""
+    return _toolchain()[0].Stream.from_handle(handle)
+
+
 _noted: ContextVar[dict[int, KernelModule] | None] = ContextVar("noted", default=None)
 
 
@@ -240,7 +246,7 @@ class KernelModule:
         if shared_bytes > self._allowed_shared.get(name, _DEFAULT_SHARED_BYTES):
             _allow_shared(kernel, self.device_index, shared_bytes)
             self._allowed_shared[name] = shared_bytes
-        stream = core.Stream.from_handle(torch.cuda.current_stream(self.device_index).cuda_stream)
+        stream = _stream(self.device_index, torch.cuda.current_stream(self.device_index).cuda_stream)
         config = core.LaunchConfig(
             grid=grid,
             block=block,

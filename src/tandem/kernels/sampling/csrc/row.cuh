@@ -105,38 +105,40 @@ __device__ __forceinline__ u64 before(u64 value, u64* all, Shared& s) {
 }
 
 struct Row {
-    float* logits;    // aligned to 16 bytes
+    float* logits;    // aligned to 16 bytes; readable to the next multiple of four
     const u32* mask;  // null: every token is allowed
     int size;
 
-    // The keys of tokens i .. i + 3, i a multiple of 4; 0 past the end, which is below every key.
-    __device__ __forceinline__ void quad(int i, u32 (&keys)[4]) const {
-        const u32 allowed = mask && i < size ? mask[i >> 5] >> (i & 31) : 15;
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i + 4 <= size) v = *(const float4*)(logits + i);
-        else {
-            if (i < size) v.x = logits[i];
-            if (i + 1 < size) v.y = logits[i + 1];
-            if (i + 2 < size) v.z = logits[i + 2];
+    // The keys of tokens i .. i + 3, i a multiple of 4; 0, which is below every key, from `end` on.
+    __device__ __forceinline__ void convert(const float4& v, int i, int end, u32 (&keys)[4]) const {
+        keys[0] = key_of(v.x), keys[1] = key_of(v.y), keys[2] = key_of(v.z), keys[3] = key_of(v.w);
+        if (mask) {
+            const u32 allowed = i < end ? mask[i >> 5] >> (i & 31) : 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) keys[j] = allowed >> j & 1 ? keys[j] : NOBODY;
         }
-        keys[0] = i < size ? allowed & 1 ? key_of(v.x) : NOBODY : 0;
-        keys[1] = i + 1 < size ? allowed & 2 ? key_of(v.y) : NOBODY : 0;
-        keys[2] = i + 2 < size ? allowed & 4 ? key_of(v.z) : NOBODY : 0;
-        keys[3] = i + 3 < size ? allowed & 8 ? key_of(v.w) : NOBODY : 0;
+        if (i + 4 > end) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) keys[j] = i + j < end ? keys[j] : 0;
+        }
+    }
+    __device__ __forceinline__ float4 load(int i, int end) const {
+        return i < end ? *(const float4*)(logits + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     // use(token, key) for the tokens of [begin, end) at `first` + 4 n `step`, ascending, some past the end with key 0.
     template <class Use>
     __device__ __forceinline__ void visit(int first, int end, int step, Use use) const {
         for (; first < end; first += QUADS * 4 * step) {
-            u32 keys[QUADS][4];
+            float4 values[QUADS];
 #pragma unroll
-            for (int q = 0; q < QUADS; q++)
-                if (first + q * 4 * step < end) quad(first + q * 4 * step, keys[q]);
-                else keys[q][0] = keys[q][1] = keys[q][2] = keys[q][3] = 0;
+            for (int q = 0; q < QUADS; q++) values[q] = load(first + q * 4 * step, end);
 #pragma unroll
-            for (int q = 0; q < QUADS; q++)
+            for (int q = 0; q < QUADS; q++) {
+                u32 keys[4];
+                convert(values[q], first + q * 4 * step, end, keys);
 #pragma unroll
-                for (int j = 0; j < 4; j++) use(first + q * 4 * step + j, keys[q][j]);
+                for (int j = 0; j < 4; j++) use(first + q * 4 * step + j, keys[j]);
+            }
         }
     }
     // The same for all of the row, a thread's share.

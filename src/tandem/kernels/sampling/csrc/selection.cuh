@@ -59,7 +59,7 @@ __device__ __forceinline__ int locate(const Row row, MeasureAt measure, Wanted w
     if (running <= target && target < from_lane(earlier + own, 31)) {
         for (int first = begin + 4 * lane;; first += 128) {
             u32 keys[4];
-            row.quad(first, keys);
+            row.convert(row.load(first, end), first, end, keys);
             u64 mine[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) mine[j] = measure(first + j, keys[j]) + (j ? mine[j - 1] : 0);
