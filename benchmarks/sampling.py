@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tandem.cli.facts import processor_name, source_commit
 from tandem.core.requests import SamplingParams
 from tandem.core.settings import read_environment
 from tandem.kernels.sampling.cuda import CudaRowSampler
@@ -115,7 +116,8 @@ def main() -> None:
                 records.append(record)
                 print(" | ".join(str(value) for value in record.values()), flush=True)
     if arguments.out:
-        record = {"card": torch.cuda.get_device_name(0), "torch": torch.__version__, "sampling": records}
+        machine = {"card": torch.cuda.get_device_name(0), "torch": torch.__version__, "numpy": np.__version__}
+        record = {**machine, "processor": processor_name(), "commit": source_commit(), "sampling": records}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
