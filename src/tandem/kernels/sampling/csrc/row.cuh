@@ -6,26 +6,35 @@
 #define QUADS 4  // loads of a thread under way, four logits each
 #endif
 #define BINS 2048
-#define MOST_CANDIDATES 4096
 #define MOST_LOGPROBS 20
 #define NOBODY 0x007fffffu  // the key of a forbidden token, -inf
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// A token of a bin or of those above it.
+struct Entry {
+    u32 key;
+    int token;
+};
+
 struct Shared {
     union {
         struct {
             u32 low[BINS], high[BINS];  // halves of 64-bit sums: shared memory adds 32 bits at a time
         };
-        u64 measures[THREADS];  // of the candidates, if there are few
+        struct {
+            u64 measures[THREADS];  // of the candidates
+            Entry above[THREADS];   // the tokens of better bins
+        };
     };
-    u32 candidates[MOST_CANDIDATES];
-    int ids[MOST_LOGPROBS];
+    Entry candidates[THREADS];  // the tokens of one bin
+    __align__(16) float logits[THREADS];
+    int tokens[THREADS];
     u64 scratch[WARPS];
-    u64 above, better, equals;
+    u64 sum_above, better, equals;
     int bin, found;
-    u32 filled, threshold;
+    u32 filled, filled_above, threshold;
 };
 
 // Unsigned integers in the order of logits.
@@ -108,6 +117,9 @@ struct Row {
     float* logits;    // aligned to 16 bytes; readable to the next multiple of four
     const u32* mask;  // null: every token is allowed
     int size;
+    const int* tokens;  // ascending; null: token i lies at i
+
+    __device__ __forceinline__ int token(int i) const { return tokens ? tokens[i] : i; }
 
     // The keys of tokens i .. i + 3, i a multiple of 4; 0, which is below every key, from `end` on.
     __device__ __forceinline__ void convert(const float4& v, int i, int end, u32 (&keys)[4]) const {
@@ -125,7 +137,7 @@ struct Row {
     __device__ __forceinline__ float4 load(int i, int end) const {
         return i < end ? *(const float4*)(logits + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    // use(token, key) for the tokens of [begin, end) at `first` + 4 n `step`, ascending, some past the end with key 0.
+    // use(i, key) for the tokens of [begin, end) at `first` + 4 n `step`, ascending, some past the end with key 0.
     template <class Use>
     __device__ __forceinline__ void visit(int first, int end, int step, Use use) const {
         for (; first < end; first += QUADS * 4 * step) {

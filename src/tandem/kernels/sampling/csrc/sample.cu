@@ -53,24 +53,24 @@ __device__ void logprobs(const Row row, const Extremes ends, int top, Result& re
     part = sum(part, s);
     if (threadIdx.x == 0) result.total = part, result.peak = peak;
     if (wanted == 0) return;
-    const Kept best = narrowed(row, {NOBODY, -1}, ends, WIDEST, {false}, wanted, s);
+    Row left = row;
+    const Kept best = narrowed(left, {NOBODY, -1}, ends, WIDEST, {false}, wanted, s);
     __syncthreads();
     if (threadIdx.x == 0) s.filled = 0;
     __syncthreads();
-    row.each([&](int i, u32 key) {
-        if (!best.holds(i, key)) return;
-        const u32 at = atomicAdd(&s.filled, 1u);
-        s.ids[at] = i;
-        s.candidates[at] = key;
+    left.each([&](int i, u32 key) {
+        if (best.holds(i, key)) s.candidates[atomicAdd(&s.filled, 1u)] = {key, left.token(i)};
     });
     __syncthreads();
     if (threadIdx.x < wanted) {
-        const int id = s.ids[threadIdx.x];
-        const u32 key = s.candidates[threadIdx.x];
+        const Entry own = s.candidates[threadIdx.x];
         int rank = 0;
-        for (int i = 0; i < wanted; i++) rank += s.candidates[i] > key || (s.candidates[i] == key && s.ids[i] < id);
-        result.top_ids[rank] = id;
-        result.top_logits[rank] = logit_of(key);
+        for (int i = 0; i < wanted; i++) {
+            const Entry other = s.candidates[i];
+            rank += other.key > own.key || (other.key == own.key && other.token < own.token);
+        }
+        result.top_ids[rank] = own.token;
+        result.top_logits[rank] = logit_of(own.key);
     }
 }
 
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_for_earlier();
     if (ask.absent) return;
 
-    const Row raw = {all_logits + (size_t)blockIdx.x * stride, nullptr, size};
+    const Row raw = {all_logits + (size_t)blockIdx.x * stride, nullptr, size, nullptr};
     Extremes ends = extremes(raw, s);
     u64 bad = 0;
     if (ends.lowest <= NOBODY || ends.best >= INFINITE) {
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (bad) return;
     if (ask.logprobs >= 0) logprobs(raw, ends, ask.logprobs, result, s);
 
-    const Row row = {raw.logits, ask.masked ? mask : nullptr, size};
+    const Row row = {raw.logits, ask.masked ? mask : nullptr, size, nullptr};
     const Lists lists = {ids, amounts, replaced};
     const int output = ask.first + ask.seen, biased = output + ask.output, held = biased + ask.biased;
     const bool edits = held + ask.held > ask.first;
@@ -164,17 +164,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     ends.lowest = lowest;
 
     Kept kept = {0, -1};
-    int token = ends.best > NOBODY ? ends.token : -1;
+    int token = ends.best > NOBODY ? ends.place : -1;
     if (token >= 0 && !ask.greedy) {
+        Row left = row;
         const float peak = logit_of(ends.best);
         const u32 reached = key_of(__fadd_rn(peak, ask.reach));
         const Measure weight = {true, peak, ask.tempering};
         kept.threshold = reached > NOBODY ? reached - 1 : NOBODY;
-        if (ask.top_k > 0) kept = narrowed(row, kept, ends, WIDEST, {false}, ask.top_k, s);
-        if (ask.top_p > 0) kept = narrowed(row, kept, ends, __fdiv_rn(OCTAVES, ask.tempering), weight, ask.top_p, s);
-        token = locate(
-            row, [&](int i, u32 key) { return kept.holds(i, key) ? weight(key) : 0; },
-            [&](u64 all) { return __umul64hi(ask.point, all); }, token, s);
+        if (ask.top_k > 0) kept = narrowed(left, kept, ends, WIDEST, {false}, ask.top_k, s);
+        if (ask.top_p > 0) kept = narrowed(left, kept, ends, __fdiv_rn(OCTAVES, ask.tempering), weight, ask.top_p, s);
+        const Row now = left;
+        const int place = locate(
+            now, [&](int i, u32 key) { return kept.holds(i, key) ? weight(key) : 0; },
+            [&](u64 all) { return __umul64hi(ask.point, all); }, -1, s);
+        if (place >= 0) token = now.token(place);
+        if (kept.last_tie >= 0) kept.last_tie = now.token(min(kept.last_tie, now.size - 1));
     }
     if (edits) {
         if (holding) take_back(row.logits, lists, held, ask.held);
