@@ -117,4 +117,4 @@ def test_attention_reaches_the_chosen_tokens(eight_bit):
         expected = latent_attention(q[row : row + 1], values, None, 1.0)[0]
         assert relative_error(found[row], expected) < 2e-3
         if chunk.can(HEADS, cache):
-            assert relative_error(by_chunk[row], expected) < 2e-3
+            assert relative_error(by_chunk[row], expected) < (4e-3 if eight_bit else 2e-3)
