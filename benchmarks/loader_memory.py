@@ -206,9 +206,9 @@ def main() -> None:
     for name, cold in (("cold", True), ("warm", False)):
         record[name] = measure(path, options, cold=cold)
         print(name, json.dumps(record[name]), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
     path.unlink()
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

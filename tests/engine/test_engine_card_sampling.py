@@ -100,6 +100,7 @@ def test_a_sequence_that_cannot_be_sampled_ends_alone(options, message):
         (fault,) = result.faults
         assert fault.slot == bad.slot
         assert message in fault.message
+        assert fault.asked_for == (message != "the grammar broke")
         assert (sampler.skipped == 1) == (message != "No token is left")
         rig.driver.take(dataclasses.replace(result, faults=()))
         rig.driver.close(bad)

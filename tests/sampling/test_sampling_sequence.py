@@ -168,7 +168,7 @@ def test_a_finished_grammar_ends_before_min_tokens():
 
 def test_nothing_left_to_sample_is_an_error():
     params = SamplingParams(logit_bias=((5, -100.0),))
-    with pytest.raises(TandemError, match="No token is left"):
+    with pytest.raises(RequestError, match="No token is left"):
         next_token(sampler(params, constraint=AllowList({5})), row(0))
 
 

@@ -43,6 +43,8 @@ class Script:
     token_delay_s: float = 0.0
     prefill_delay_s: float = 0.0
     slot_fault_at: int | None = None
+    impossible_at: int | None = None
+    """At this token nothing that the request allows is left."""
     engine_fault_at: int | None = None
     stall_at: int | None = None
     """At this token the engine hangs until ``ScriptedEngine.release``."""
@@ -118,6 +120,9 @@ class ScriptedEngine:
                 raise RuntimeError("the scripted engine broke")
             if live.count == live.script.slot_fault_at:
                 faults.append(SlotFault(run.slot, "logits are not finite"))
+                continue
+            if live.count == live.script.impossible_at:
+                faults.append(SlotFault(run.slot, "No token is left to sample", asked_for=True))
                 continue
             token = self._next_token(live)
             live.count += 1

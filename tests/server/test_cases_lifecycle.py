@@ -263,6 +263,26 @@ async def test_one_sequence_fault_leaves_others_alone(opens: Opens) -> None:
         await server.alive()
 
 
+async def test_a_request_that_allows_no_token_is_its_own_mistake(opens: Opens) -> None:
+    scripts = {"at once": say("abc", impossible_at=0), "later": say("abc", impossible_at=2)}
+    async with opens(scripts) as server:
+        refusals = [
+            await server.chat("at once"),
+            await server.chat("at once", stream=True),  # before anything was sent
+            await server.chat("later"),
+        ]
+        for refused in refusals:
+            assert_error(refused, 400)
+            assert refused.json()["error"]["type"] == "invalid_request_error"
+            assert "No token is left" in refused.json()["error"]["message"]
+        streamed = await server.stream("later")
+        assert streamed.error is not None
+        assert streamed.error["type"] == "invalid_request_error"
+        assert streamed.content == "ab"
+        assert not streamed.done
+        await server.alive()
+
+
 async def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
     flood = Script((b"0123456789ab",), repeats=True, ends=False)
     service, _ = make_service(tmp_path, {"flood": flood})

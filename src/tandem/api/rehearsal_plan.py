@@ -76,8 +76,9 @@ def plan_rehearsal(
         capability=capability,
     )
     pages = -(-context_tokens // PAGE_TOKENS)
+    # One page and one slot more are padding's.
     caches = sum(
-        cache.bytes_per_token * pages * PAGE_TOKENS + cache.bytes_per_sequence * SLOTS
+        cache.bytes_per_token * (pages + 1) * PAGE_TOKENS + cache.bytes_per_sequence * (SLOTS + 1)
         for cache in planned.layer_cache
     )
     weights = sum(planned.layer_weight_bytes) + planned.embedding_bytes + planned.head_bytes

@@ -78,6 +78,8 @@ class SlotFault:
 
     slot: int
     message: str
+    asked_for: bool = False
+    """The request brought it about, not the model or the machine: no token that it allows is left, say."""
 
 
 @dataclass(frozen=True, slots=True)

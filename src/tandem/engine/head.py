@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tandem.core.batch import Run, Sampled, SlotFault
-from tandem.core.errors import TandemError
+from tandem.core.errors import RequestError, TandemError
 from tandem.core.log import get_logger
 from tandem.engine.step import StepInFlight
 from tandem.kernels.sampling.operands import RowRequest, RowResult
@@ -58,7 +58,7 @@ class SamplingHead:
             try:
                 accepted = verify(self._samplers[slot], drawn)
             except TandemError as error:
-                step.faults.append(SlotFault(slot, str(error)))
+                step.faults.append(SlotFault(slot, str(error), asked_for=isinstance(error, RequestError)))
             except Exception as error:
                 log.exception("sampling failed in slot %d", slot)
                 step.faults.append(SlotFault(slot, f"Sampling failed: {type(error).__name__}: {error}"))

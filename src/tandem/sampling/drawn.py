@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.core.errors import TandemError
+from tandem.core.errors import RequestError, TandemError
 from tandem.core.requests import TokenLogprob
 from tandem.kernels.sampling.operands import RowResult
 
@@ -33,8 +33,8 @@ def not_finite(bad: int, vocab_size: int) -> TandemError:
     return TandemError("The model's logits are not finite", found=f"{bad} of {vocab_size} are NaN or inf")
 
 
-def nothing_left() -> TandemError:
-    return TandemError(
+def nothing_left() -> RequestError:
+    return RequestError(
         "No token is left to sample",
         found="logit_bias, min_tokens and the response format forbid all of them together",
         remedy="allow some token",

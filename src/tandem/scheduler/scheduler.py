@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.core.batch import Batch, Run, RunKind, Sampled, StepResult
+from tandem.core.batch import Batch, Run, RunKind, Sampled, SlotFault, StepResult
 from tandem.core.errors import EngineFault, RequestError, TandemError
 from tandem.core.log import get_logger
 from tandem.core.protocols import OutputSink, StepEngine
@@ -176,7 +176,7 @@ class StepScheduler:
         self._claims -= step.claims
         self._counts.steps += 1
         sampled = {entry.slot: entry for entry in result.sampled}
-        faults = {fault.slot: fault.message for fault in result.faults}
+        faults = {fault.slot: fault for fault in result.faults}
         for run, sequence in zip(step.batch.runs, step.sequences, strict=True):
             sequence.in_flight -= 1
             if run.slot in faults:
@@ -284,11 +284,12 @@ class StepScheduler:
             self._counts.prompt_tokens += sequence.count_prompt(end, cached=False)
             self._room += 1
 
-    def _fail(self, sequence: Sequence, run: Run, message: str) -> None:
+    def _fail(self, sequence: Sequence, run: Run, fault: SlotFault) -> None:
         """The sequence's own fault: it alone ends, and nothing it computed is shared."""
         self.memory.spoil(sequence, run)
         if not sequence.ended:
-            error = RequestError(message, status=500, code="sequence_fault")
+            status, code = (400, "impossible_request") if fault.asked_for else (500, "sequence_fault")
+            error = RequestError(fault.message, status=status, code=code)
             self._end(sequence, FinishReason.ERROR, error)
 
     def _deliver(self, sequence: Sequence, sampled: Sampled | None) -> None:
