@@ -106,11 +106,12 @@ def test_the_workspace_grows_with_the_chunk() -> None:
     )
     assert in_place == sorted(in_place)
     # H200, 2026-11-30, rows that see few tokens: 2.05 GiB in place for 4,096.
-    assert 2.05 < in_place[2] / 2**30 < 2.3
+    assert 2.05 < in_place[2] / 2**30 < 2.4
     # The copies are of 512 rows, however long the chunk is.
     copies = {more - less for less, more in zip(in_place, by_copies, strict=True)}
     assert copies == {512 * 24 * 64 * 512}
-    assert workspace_bytes_per_token(RELEASED, 2048) == 2048 + MAX_ROWS
+    # A chunk's scores stay below a bound, so that only a step's rows grow with the pool.
+    assert workspace_bytes_per_token(RELEASED) == MAX_ROWS
 
 
 @pytest.mark.parametrize(

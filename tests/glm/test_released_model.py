@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tandem.api.dimensions import footprint_of_dimensions
 from tandem.cache.sizes import check_format
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
-from tandem.models.glm5_next.spec import from_config, layer_cache, recurrent_shape
+from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
+from tandem.models.glm5_next.rehearsal_spec import RELEASED, RELEASED_BITS
+from tandem.models.glm5_next.spec import footprint, from_config, layer_cache, recurrent_shape
 from tandem.planner.engines import tandem_layer_cache
-from tandem.planner.geometry import GLM_5_3_FLASH, geometry_from_config
+from tandem.planner.geometry import EXL3_3_05_BITS, GLM_5_3_FLASH, geometry_from_config
 
 LAYERS = 45
 CONFIG = {
@@ -80,3 +84,17 @@ def test_what_a_token_and_a_checkpoint_take(spec: Glm5NextSpec) -> None:
     assert sum(per_token) == 6688
     assert spec.layer_is_mla.count(False) * recurrent_shape(spec).checkpoint_bytes == 152_633_344
     assert spec.residual_width == 16384
+
+
+@pytest.mark.parametrize("chunk_tokens", [512, 2048, 4096])
+def test_dimensions_alone_give_the_workspace_of_a_checkpoint(chunk_tokens: int) -> None:
+    source = RandomCheckpoint(RELEASED, RELEASED_BITS, torch.device("cpu"))
+    headers = {name: source.header(name) for name in source.names()}
+    known = footprint(RELEASED, headers, chunk_tokens=chunk_tokens, cache_dtype="q8", card_kind="cuda")
+    planned = footprint_of_dimensions(
+        GLM_5_3_FLASH, EXL3_3_05_BITS, kv_format="q8", chunk_tokens=chunk_tokens
+    )
+    assert planned.workspace_bytes == known.workspace_bytes
+    assert planned.workspace_bytes_per_token == known.workspace_bytes_per_token
+    assert planned.graph_bytes_per_layer == known.graph_bytes_per_layer
+    assert sum(planned.layer_weight_bytes) == pytest.approx(sum(known.layer_weight_bytes), rel=5e-3)

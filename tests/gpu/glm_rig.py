@@ -14,6 +14,7 @@ from tandem.kernels.nvrtc import compile_together, noting_launches
 from tandem.loader.base import TensorSource
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
 from tandem.models.glm5_next.cuda_rows import RowsInput
+from tandem.models.glm5_next.cuda_sizes import SCORES_BYTES
 from tandem.models.glm5_next.cuda_stage import CacheRoom, RowsProgram, load_stage, rows_scratch
 from tandem.models.glm5_next.cuda_weights import DeviceReader
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
@@ -39,20 +40,26 @@ class OnCard:
         eight_bit: bool = False,
         spec: Glm5NextSpec = SMALL,
         source: TensorSource | None = None,
+        embedding_on_host: bool = False,
     ) -> None:
         device = torch.device("cuda", 0)
         source = source or RandomCheckpoint(spec, SMALL_BITS, torch.device("cpu"))
         reader = DeviceReader(source, device)
         room = CacheRoom(MAX_PAGES * MAX_SLOTS, PAGE_TOKENS, MAX_SLOTS, MAX_PAGES, eight_bit)
-        self.stage = load_stage(spec, reader, room, device, range(spec.num_layers))
+        self.stage = load_stage(
+            spec, reader, room, device, range(spec.num_layers), embedding_on_host=embedding_on_host
+        )
         self.inputs = RowsInput.empty(MAX_PAGES, device)
         self._scratch = rows_scratch(self.stage, cache_dir)
         self._programs: dict[int, RowsProgram] = {}
         self._cache_dir = cache_dir
 
-    def prefill(self, slot: int, tokens: Sequence[int], chunk_tokens: int) -> torch.Tensor:
+    def prefill(
+        self, slot: int, tokens: Sequence[int], chunk_tokens: int, *, scores_bytes: int = SCORES_BYTES
+    ) -> torch.Tensor:
         """Logits fp32 [T, V] of a prompt from position 0, on the CPU."""
-        program, parts = PrefillProgram(self.stage, chunk_tokens, self._cache_dir), []
+        program = PrefillProgram(self.stage, chunk_tokens, self._cache_dir, scores_bytes=scores_bytes)
+        parts = []
         table = torch.tensor([page_table(slot)], dtype=torch.int32).cuda()
         for start in range(0, len(tokens), chunk_tokens):
             ids = list(tokens[start : start + chunk_tokens])

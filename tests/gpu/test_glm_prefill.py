@@ -64,3 +64,21 @@ def test_a_prompts_bits_do_not_depend_on_where_it_ends(cubins):
     tokens = tokens_of(4, 100)
     longer, shorter = OnCard(cubins).prefill(0, tokens, 64), OnCard(cubins).prefill(0, tokens[:70], 64)
     assert torch.equal(longer[:70], shorter)
+
+
+def test_scores_of_some_rows_at_a_time_choose_the_same_pools(cubins):
+    """150 tokens are 37 pools of which 16 are chosen: pieces of 48 and 16 rows, then of 16."""
+    tokens = tokens_of(6, 150)
+    whole = OnCard(cubins).prefill(0, tokens, 64)
+    for scores_bytes in (50 * 4 * 48, 1):
+        assert torch.equal(OnCard(cubins).prefill(0, tokens, 64, scores_bytes=scores_bytes), whole)
+
+
+def test_an_embedding_table_in_host_memory_gives_the_same_bits(cubins):
+    tokens = tokens_of(7, 100)
+    card, host = OnCard(cubins), OnCard(cubins, embedding_on_host=True)
+    assert card.stage.embedding.is_cuda
+    assert host.stage.embedding.is_pinned()
+    assert card.stage.weight_bytes - host.stage.weight_bytes == card.stage.embedding.nbytes
+    assert torch.equal(host.prefill(0, tokens, 64), card.prefill(0, tokens, 64))
+    assert torch.equal(host.step([(1, 0, tokens[:4])]), card.step([(1, 0, tokens[:4])]))

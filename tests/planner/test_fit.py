@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from tandem.api.dimensions import footprint_of_dimensions
 from tandem.core.plan import GIB, Card
-from tandem.planner.engines import drafter_bytes, tandem_footprint
+from tandem.planner.engines import drafter_bytes
 from tandem.planner.fit import explain, fit
 from tandem.planner.geometry import EXL3_3_05_BITS, GLM_5_3_FLASH
 from tandem.planner.place import PlanRequest
@@ -18,14 +19,15 @@ def two_cards(gib=64):
 
 
 def glm(kv, context, drafter="dflash2"):
-    footprint = tandem_footprint(G, BITS, kv_format=kv, chunk_tokens=2048)
+    footprint = footprint_of_dimensions(G, BITS, kv_format=kv, chunk_tokens=2048)
     request = PlanRequest(
         context_tokens=context,
         max_slots=1,
         page_tokens=256,
         chunk_tokens=2048,
         runtime_bytes=700 * 1024**2,
-        embedding_on_host=True,
+        spare=1,
+        embedding_may_leave=True,
         drafter_bytes=drafter_bytes(G, BITS, drafter, context),
     )
     return footprint, request

@@ -43,6 +43,29 @@ def test_one_card_holds_everything():
     assert "transfer" not in by_name
 
 
+@pytest.mark.parametrize(
+    ("kind", "budget_mib", "tied", "leaves"),
+    [
+        ("cuda", 222, False, False),
+        ("cuda", 220, False, True),  # it would fit, but not if the workspace is as much more as it may be
+        ("cuda", 210, False, True),
+        ("cpu", 220, False, False),
+        ("cuda", 220, True, False),
+    ],
+)
+def test_the_embedding_leaves_a_cuda_card_that_may_be_short(kind, budget_mib, tied, leaves):
+    """193 MiB with 20 of workspace, an estimate, and 20 more of the table."""
+    model = footprint(workspace_bytes=20 * MIB, tied_head=tied)
+    card = (Card(kind, 0, budget_mib * MIB),)
+    request = PlanRequest(context_tokens=4096, chunk_tokens=128, max_slots=1, embedding_may_leave=True)
+    plan = place(model, card, request)
+    terms = {term.name for term in plan.terms}
+    assert plan.stages[0].embedding_on_host is leaves
+    assert ("embedding" in terms) is not leaves
+    kept = best_effort_plan(model, card, replace(request, embedding_may_leave=False), 4096)
+    assert kept.card_bytes(card[0].name) - plan.card_bytes(card[0].name) == (20 * MIB if leaves else 0)
+
+
 def test_the_pool_holds_whole_chunks():
     plan = place(footprint(), cards(1024 * MIB), PlanRequest(context_tokens=1000, chunk_tokens=128))
     assert plan.total_pages * plan.page_tokens == 1024

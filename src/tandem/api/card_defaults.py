@@ -20,17 +20,23 @@ class CardDefaults:
     runtime_bytes: int
     spare: int
     """Slots, and pages, that belong to no sequence: padding rows of captured steps live there."""
+    embedding_may_leave: bool
+    """See PlanRequest."""
 
     def page_tokens_of(self, chunk_tokens: int) -> int:
         """The largest page no larger than usual of which a chunk is a whole number."""
         return math.gcd(self.page_tokens, chunk_tokens)
 
 
-CPU = CardDefaults("cpu", page_tokens=64, chunk_tokens=64, runtime_bytes=0, spare=0)
+CPU = CardDefaults(
+    "cpu", page_tokens=64, chunk_tokens=64, runtime_bytes=0, spare=0, embedding_may_leave=False
+)
 """Small chunks cost the CPU kernels nothing (1,024 tokens: 3.16 s of CPU in chunks of 64, 3.04 of 128), halve
 the wait of running streams behind a prompt, and leave 7 % of it to a repeated one (2 cores, 2026-11-30). A
 virtual card counts what its stage allocates; the process's own libraries belong to no card."""
-CUDA = CardDefaults("cuda", page_tokens=256, chunk_tokens=2048, runtime_bytes=700 * MIB, spare=1)
+CUDA = CardDefaults(
+    "cuda", page_tokens=256, chunk_tokens=2048, runtime_bytes=700 * MIB, spare=1, embedding_may_leave=True
+)
 """Driver context and kernels of one card: 0.4 to 1.0 GiB on current drivers (an estimate until measured)."""
 
 

@@ -7,6 +7,7 @@ model. What cannot be sized (another weight format, tensor parallelism) is *unkn
 from __future__ import annotations
 
 from tandem.api.card_defaults import CUDA
+from tandem.api.dimensions import footprint_of_dimensions
 from tandem.core.errors import TandemError
 from tandem.core.plan import GIB, MIB, Card, format_bytes
 from tandem.planner.engines import (
@@ -14,7 +15,6 @@ from tandem.planner.engines import (
     PeerProfile,
     drafter_bytes,
     simulate_peer_load,
-    tandem_footprint,
 )
 from tandem.planner.fit import FitReport as PlannerReport
 from tandem.planner.fit import fit as planner_fit
@@ -102,10 +102,11 @@ def _ours(subject: FitSubject, model: ModelGeometry, bits: BitWidths, hardware: 
         page_tokens=CUDA.page_tokens,
         chunk_tokens=chunk,
         runtime_bytes=CUDA.runtime_bytes,
-        embedding_on_host=True,
+        spare=CUDA.spare,
+        embedding_may_leave=CUDA.embedding_may_leave,
         drafter_bytes=drafter_bytes(model, bits, drafter, subject.cache_tokens or context),
     )
-    footprint = tandem_footprint(model, bits, kv_format=kv_format, chunk_tokens=chunk)
+    footprint = footprint_of_dimensions(model, bits, kv_format=kv_format, chunk_tokens=chunk)
     return _translated(planner_fit(footprint, cards, request))
 
 

@@ -170,6 +170,7 @@ def plan_request(options: LoadOptions, chunk_tokens: int, usual: CardDefaults) -
         chunk_tokens=chunk_tokens,
         runtime_bytes=usual.runtime_bytes,
         spare=usual.spare,
+        embedding_may_leave=usual.embedding_may_leave,
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tandem.api.card_defaults import CUDA, CardDefaults, defaults_for
+from tandem.api.dimensions import footprint_of_dimensions
 from tandem.core.errors import SettingsError
 from tandem.core.plan import Card, ModelFootprint
 from tandem.core.progress import Silent
 from tandem.core.settings import Environment
-from tandem.planner.engines import drafter_bytes, tandem_footprint
+from tandem.planner.engines import drafter_bytes
 from tandem.planner.fit import FitReport, fit
 from tandem.planner.geometry import EXL3_3_05_BITS, GLM_5_3_FLASH, BitWidths, Geometry
 from tandem.planner.place import PlanRequest
@@ -73,7 +74,7 @@ def answer_dimensions(
     chunk = question.chunk_tokens or CUDA.chunk_tokens
 
     def ask(kv: str, drafter: str, chunk_tokens: int) -> tuple[ModelFootprint, PlanRequest]:
-        footprint = tandem_footprint(geometry, bits, kv_format=kv, chunk_tokens=chunk_tokens)
+        footprint = footprint_of_dimensions(geometry, bits, kv_format=kv, chunk_tokens=chunk_tokens)
         context = question.context_tokens or geometry.context_tokens
         return footprint, PlanRequest(
             context_tokens=question.context_tokens,
@@ -83,7 +84,8 @@ def answer_dimensions(
             chunk_tokens=chunk_tokens,
             split=question.split,
             runtime_bytes=CUDA.runtime_bytes,
-            embedding_on_host=True,
+            spare=CUDA.spare,
+            embedding_may_leave=CUDA.embedding_may_leave,
             drafter_bytes=drafter_bytes(geometry, bits, drafter, max(context, question.pool_tokens or 0)),
         )
 
@@ -119,6 +121,7 @@ def _answer_checkpoint(question: PlanQuestion, environment: Environment) -> Plan
         split=question.split,
         runtime_bytes=usual.runtime_bytes,
         spare=usual.spare,
+        embedding_may_leave=usual.embedding_may_leave,
     )
     report = fit(footprint, question.cards, replace(request, context_tokens=context))
     return PlanAnswer(report, kv_format, f"tensor headers of {origin}", question.model)

@@ -10,7 +10,6 @@ import torch
 from tandem.core.cards import Capability
 from tandem.core.errors import BudgetError
 from tandem.core.plan import format_bytes
-from tandem.models.glm5_next.cuda_sizes import MAX_ROWS
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
 from tandem.models.glm5_next.spec import footprint
@@ -82,7 +81,6 @@ def plan_rehearsal(
         for cache in planned.layer_cache
     )
     weights = sum(planned.layer_weight_bytes) + planned.embedding_bytes + planned.head_bytes
-    # The chunks are a prompt's first: their rows see one chunk; a step's row sees all.
-    scores = 4 * (LONGEST_CHUNK * LONGEST_CHUNK + MAX_ROWS * pages * PAGE_TOKENS) // spec.index_kpool
+    scores = round(planned.workspace_bytes_per_token * pages * PAGE_TOKENS)
     working = planned.workspace_bytes + scores + planned.graph_bytes_per_layer * planned.num_layers
     return RehearsalPlan(weights, round(caches), pages, cache_format, working)

@@ -151,6 +151,8 @@ def _print_table(model: str, kv_format: str, sized_from: str, report: object) ->
         f"{verdict[report.verdict]}. Tightest card: {report.limiting_card}. "
         f"Longest context: {report.max_context_tokens:,} tokens."
     )
+    if report.embedding_on_host:
+        out.print("The embedding table stays in host memory, where the card reads a row a token.")
     for lever in report.levers:
         out.print(f"  {lever.change} reaches {lever.context_tokens:,} tokens", markup=False)
     out.print(f"~ estimated; weights sized from {sized_from}.", markup=False)

@@ -104,6 +104,8 @@ class StagePlan:
     end_layer: int
     has_embedding: bool
     has_head: bool
+    embedding_on_host: bool = False
+    """The embedding table lies in pinned host memory, which the card's kernels read: a row a token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,8 @@ def tandem_layer_cache(geometry: Geometry, layer: int, kv_format: str) -> CacheS
     return CacheSpec(0.0, state + convolution + pending)
 
 
-def tandem_footprint(
-    geometry: Geometry, bits: BitWidths, *, kv_format: str, chunk_tokens: int
-) -> ModelFootprint:
-    """Our engine's footprint from dimensions alone (no file needed)."""
+def tandem_footprint(geometry: Geometry, bits: BitWidths, *, kv_format: str) -> ModelFootprint:
+    """Our engine's weights and caches from dimensions alone; its workspace is the model's to say."""
     layers = range(geometry.num_layers)
     return ModelFootprint(
         architecture="glm5_next",
@@ -86,7 +84,7 @@ def tandem_footprint(
         tied_head=False,
         layer_cache=tuple(tandem_layer_cache(geometry, i, kv_format) for i in layers),
         residual_bytes_per_token=SINGLE * geometry.residual_streams * geometry.hidden_size,
-        workspace_bytes=tandem_workspace_bytes(geometry, chunk_tokens),
+        workspace_bytes=0,
         native_context_tokens=geometry.context_tokens,
         forbidden_cuts=shared_selection_cuts(geometry),
     )
@@ -103,17 +101,6 @@ def shared_selection_cuts(geometry: Geometry) -> tuple[int, ...]:
             refused.extend(range(since, layer + 1))
             since = layer + 1
     return tuple(refused)
-
-
-def tandem_workspace_bytes(geometry: Geometry, chunk_tokens: int) -> int:
-    """Scratch for one prefill chunk: the largest sublayer's tensors, not their sum (an estimate)."""
-    g = geometry
-    streams = 2 * SINGLE * g.residual_streams * g.hidden_size
-    kda = SINGLE * 6 * g.kda_width
-    moe = HALF * g.experts_per_token * (g.hidden_size + 3 * g.expert_intermediate_size)
-    mla = HALF * g.attention_heads * (g.kv_lora_rank + g.qk_head_dim + g.v_head_dim)
-    decoded_expert = HALF * 3 * g.hidden_size * g.expert_intermediate_size
-    return chunk_tokens * (streams + max(kda, moe, mla)) + 8 * decoded_expert
 
 
 def dflash2_bytes(geometry: Geometry, *, ring_tokens: int, ring_bits: int) -> int:

@@ -18,10 +18,7 @@ from tandem.core.plan import (
     Verdict,
     format_bytes,
 )
-from tandem.planner.place import PlanRequest, best_effort_plan, max_context_tokens
-
-_DOUBT = {"exact": 0.0, "measured": 0.05, "estimated": 0.4}
-"""Share by which a term may be off. Estimates of workspaces were within 40 % of the peer's own figures."""
+from tandem.planner.place import DOUBT, PlanRequest, best_effort_plan, max_context_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +57,7 @@ class FitReport:
     limiting_card: str
     cards: tuple[CardFit, ...]
     levers: tuple[Lever, ...]
+    embedding_on_host: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -76,7 +74,7 @@ def card_fit(plan: Plan, index: int, budget_bytes: int) -> CardFit:
     stage = plan.stages[index]
     terms = tuple(term for term in plan.terms if term.card == stage.card.name)
     expected = sum(term.bytes for term in terms)
-    doubt = sum(term.bytes * _DOUBT[term.quality] for term in terms)
+    doubt = sum(term.bytes * DOUBT[term.quality] for term in terms)
     return CardFit(
         card=stage.card.name,
         budget_bytes=budget_bytes,
@@ -116,6 +114,7 @@ def fit(
         limiting_card=min(fits, key=lambda card: card.left_bytes).card,
         cards=fits,
         levers=levers,
+        embedding_on_host=plan.stages[0].embedding_on_host,
     )
 
 

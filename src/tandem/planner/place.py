@@ -21,6 +21,9 @@ from tandem.core.plan import Card, MemoryTerm, ModelFootprint, Plan, StagePlan, 
 _ENTRANCE_BUFFERS = {"cpu": 2, "cuda": 1}
 """Chunks of residual streams, or steps where longer, on a stage's card; pinned host buffers are not its."""
 
+DOUBT = {"exact": 0.0, "measured": 0.05, "estimated": 0.4}
+"""Share by which a term may be off. Estimates of workspaces were within 40 % of the peer's own figures."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
@@ -39,7 +42,8 @@ class PlanRequest:
     """Per card: driver context, allocator slack, code."""
     spare: int = 0
     """Slots, and pages, beyond those of sequences."""
-    embedding_on_host: bool = False
+    embedding_may_leave: bool = False
+    """The embedding table moves to host memory where a CUDA card that should hold it may else be short."""
     drafter_bytes: int = 0
     """On the card of the head, whose logits the drafter shares."""
 
@@ -89,12 +93,45 @@ def best_effort_plan(
     pool_tokens = max(request.pool_tokens or context_tokens, context_tokens)
     # A short last chunk is padded, so a sequence's pages are whole chunks.
     pages = -(-pool_tokens // request.chunk_tokens) * (request.chunk_tokens // request.page_tokens)
+    plan = _placed(footprint, cards, request, pages, context_tokens, embedding_on_host=False)
+    may_leave = request.embedding_may_leave and cards[0].kind == "cuda" and not footprint.tied_head
+    if may_leave and any(high_bytes(plan, card.name) > card.budget_bytes for card in cards):
+        return _placed(footprint, cards, request, pages, context_tokens, embedding_on_host=True)
+    return plan
+
+
+def high_bytes(plan: Plan, card: str) -> int:
+    """What is planned on a card, if every term is as much more as it may be."""
+    terms = [term for term in plan.terms if term.card == card]
+    return round(sum(term.bytes * (1 + DOUBT[term.quality]) for term in terms))
+
+
+def _placed(
+    footprint: ModelFootprint,
+    cards: tuple[Card, ...],
+    request: PlanRequest,
+    pages: int,
+    context_tokens: int,
+    *,
+    embedding_on_host: bool,
+) -> Plan:
+    empty = tuple(
+        StagePlan(
+            card,
+            0,
+            0,
+            has_embedding=i == 0,
+            has_head=i == len(cards) - 1,
+            embedding_on_host=embedding_on_host and i == 0,
+        )
+        for i, card in enumerate(cards)
+    )
     cuts = _manual_cuts(footprint, cards, request) or _best_cuts(
-        footprint, cards, request, pages, context_tokens
+        footprint, empty, request, pages, context_tokens
     )
     stages = tuple(
-        StagePlan(card, cuts[i], cuts[i + 1], has_embedding=i == 0, has_head=i == len(cards) - 1)
-        for i, card in enumerate(cards)
+        replace(stage, first_layer=first, end_layer=end)
+        for stage, first, end in zip(empty, cuts, cuts[1:], strict=False)
     )
     terms = tuple(
         term for stage in stages for term in stage_terms(footprint, stage, request, pages, context_tokens)
@@ -153,7 +190,7 @@ def stage_terms(
     if states:
         terms.append(MemoryTerm(name, "states", states))
     needs_table = stage.has_embedding or (stage.has_head and footprint.tied_head)
-    if needs_table and not (request.embedding_on_host and not stage.has_head):
+    if needs_table and not stage.embedding_on_host:
         terms.append(MemoryTerm(name, "embedding", footprint.embedding_bytes))
     if stage.has_head:
         terms.append(MemoryTerm(name, "head", footprint.head_bytes))
@@ -207,13 +244,13 @@ def _manual_cuts(
 
 def _best_cuts(
     footprint: ModelFootprint,
-    cards: tuple[Card, ...],
+    empty: tuple[StagePlan, ...],
     request: PlanRequest,
     pages: int,
     context_tokens: int,
 ) -> list[int]:
-    """Cuts that maximise the smallest share of room left on any card."""
-    num_layers, num_cards = footprint.num_layers, len(cards)
+    """Cuts that maximise the smallest share of room left on any card; ``empty``: stages without layers."""
+    num_layers, num_cards = footprint.num_layers, len(empty)
     allowed = _allowed_cuts(footprint)
     tokens, slots = _kept(request, pages)
     # Prefix sums make a card's bytes a difference: levers ask for thousands of placements a second.
@@ -222,15 +259,12 @@ def _best_cuts(
         layer_bytes = cache.bytes_per_token * tokens + cache.bytes_per_sequence * slots
         held.append(held[-1] + weights + layer_bytes + footprint.graph_bytes_per_layer)
     fixed = [
-        sum(term.bytes for term in stage_terms(footprint, empty, request, pages, context_tokens))
-        for empty in (
-            StagePlan(card, 0, 0, has_embedding=i == 0, has_head=i == num_cards - 1)
-            for i, card in enumerate(cards)
-        )
+        sum(term.bytes for term in stage_terms(footprint, stage, request, pages, context_tokens))
+        for stage in empty
     ]
 
     def room(card_index: int, first: int, end: int) -> float:
-        budget = max(cards[card_index].budget_bytes, 1)
+        budget = max(empty[card_index].card.budget_bytes, 1)
         return 1 - (held[end] - held[first] + fixed[card_index]) / budget
 
     # best[first] = (smallest room over the cards from this one on, end of this card's layers)

@@ -97,7 +97,7 @@ def build_cuda_stage(
         check_formats(spec, reader.headers, layers, has_head=stage.has_head)
         room = CacheRoom(total_pages, page_tokens, max_slots, total_pages, eight_bit)
         try:
-            loaded = load_stage(spec, reader, room, device, layers)
+            loaded = load_stage(spec, reader, room, device, layers, embedding_on_host=stage.embedding_on_host)
         except ValueError as error:
             raise ModelUnsupportedError(
                 "These weights cannot be multiplied on a CUDA card", found=str(error), remedy="--cards cpu:1"

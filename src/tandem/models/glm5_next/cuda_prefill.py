@@ -28,7 +28,7 @@ from tandem.kernels.mla.operands import Parts, Where, parts_for
 from tandem.kernels.mla.triton import attend
 from tandem.kernels.moe.chunk import ChunkRouter
 from tandem.models.glm5_next.cuda_head import DeviceHead
-from tandem.models.glm5_next.cuda_sizes import FLOAT_ROWS
+from tandem.models.glm5_next.cuda_sizes import FLOAT_ROWS, SCORES_BYTES
 from tandem.models.glm5_next.cuda_stage import DeviceStage
 from tandem.models.glm5_next.cuda_weights import KdaTensors, MlaTensors, MlpTensors
 
@@ -53,8 +53,17 @@ class ChunkInput:
 class PrefillProgram:
     """Launches for chunks of C rows; ``run`` returns the streams fp32 [C, 4, D]."""
 
-    def __init__(self, stage: DeviceStage, chunk_tokens: int, cache_dir: Path | None) -> None:
+    def __init__(
+        self,
+        stage: DeviceStage,
+        chunk_tokens: int,
+        cache_dir: Path | None,
+        *,
+        scores_bytes: int = SCORES_BYTES,
+    ) -> None:
+        """``scores_bytes``: of pools' scores at a time; how many does not show in the result."""
         spec, device = stage.spec, stage.device
+        self._scores_bytes = scores_bytes
         self._stage, self._rows, self._cache_dir = stage, chunk_tokens, cache_dir
         self._exl3 = Exl3Chunk(device, cache_dir)
         self._top = TopPools(device, cache_dir)
@@ -160,9 +169,7 @@ class PrefillProgram:
         )
         visible = (chunk.start + rows) // spec.index_kpool
         if visible > pools:
-            scores = torch.empty(rows, score_pitch(visible), device=device)
-            score_chunk(index_q, small[:, 256:], cache.pools, where, scores)
-            self._top.select(scores, where.positions, where.chosen, spec.index_kpool)
+            self._choose(index_q, small[:, 256:], cache.pools, where, score_pitch(visible))
         if self._attention.can(heads, cache):
             attended = torch.empty_like(q)
             self._attention.attend(q, cache, where, spec.qk_head_dim**-0.5, attended)
@@ -173,6 +180,19 @@ class PrefillProgram:
         rotated = self._halves(1, rows, tensors.out.inputs)
         self._exl3.rotate(values.view(rows, -1), tensors.out.suh, self._dense, rotated)
         return ChunkOutput(self._one_product(rotated, tensors.out))
+
+    def _choose(
+        self, q: torch.Tensor, head_weights: torch.Tensor, pools: torch.Tensor, where: Where, pitch: int
+    ) -> None:
+        """Fill ``where.chosen``, as many rows at a time as their scores have room; of short contexts all."""
+        # In sixteens: Triton compiles another kernel for sizes and addresses that are no multiple of 16.
+        some = min(self._rows, max(self._scores_bytes // (4 * pitch) // 16, 1) * 16)
+        scores = torch.empty(some, pitch, device=q.device)
+        for begin in range(0, self._rows, some):
+            own = slice(begin, min(begin + some, self._rows))
+            its_where, its_scores = where.rows(own), scores[: own.stop - begin]
+            score_chunk(q[own], head_weights[own], pools, its_where, its_scores)
+            self._top.select(its_scores, its_where.positions, its_where.chosen, where.pool_tokens)
 
     def _attend_anywhere(self, q: torch.Tensor, cache: DeviceCache, where: Where) -> torch.Tensor:
         """On any card, over fp16 or int8 latents: q fp16 [C, H, L] -> fp16 [C, H, L]."""

@@ -21,6 +21,9 @@ FLOAT_ROWS = 512
 """Rows whose attention goes through fp32 copies at a time, where it does."""
 _FLOAT_BYTES = 24
 """A value's copies: scaled, rotated, results and their parts."""
+SCORES_BYTES = 128 * MIB
+"""Scores of pools at a time in a chunk. At 1,048,576 tokens a row has 1 MiB of them, and 128 rows keep a
+card's processors busy; up to 32,768 tokens a chunk of 4,096 goes in one piece."""
 _LIBRARY_ROWS = 1024
 _LIBRARY_BYTES = 32 * MIB
 """What cuBLAS keeps for itself on Hopper; less elsewhere."""
@@ -41,14 +44,15 @@ def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int, *, in_place: bool) ->
     ``in_place``: see ``attends_in_place``.
     """
     chunk = chunk_tokens * _chunk_row_bytes(spec) + _decoded_bytes(spec, chunk_tokens)
+    chunk += min(SCORES_BYTES, 4 * chunk_tokens * spec.context_tokens // spec.index_kpool)
     if not in_place:
         chunk += min(chunk_tokens, FLOAT_ROWS) * _FLOAT_BYTES * spec.heads * spec.kv_lora_rank
     return chunk + _step_bytes(spec) + 4 * most_edits(spec.vocab_size) + _LIBRARY_BYTES
 
 
-def workspace_bytes_per_token(spec: Glm5NextSpec, chunk_tokens: int) -> float:
-    """Scores fp32 of every pool that a row may see, for a chunk's rows and a step's."""
-    return 4 * (chunk_tokens + MAX_ROWS) / spec.index_kpool
+def workspace_bytes_per_token(spec: Glm5NextSpec) -> float:
+    """Scores fp32 of every pool that a row may see, for a step's rows."""
+    return 4 * MAX_ROWS / spec.index_kpool
 
 
 def _chunk_row_bytes(spec: Glm5NextSpec) -> int:

@@ -81,7 +81,13 @@ class DeviceStage:
 
 
 def load_stage(
-    spec: Glm5NextSpec, reader: DeviceReader, room: CacheRoom, device: torch.device, layers: range
+    spec: Glm5NextSpec,
+    reader: DeviceReader,
+    room: CacheRoom,
+    device: torch.device,
+    layers: range,
+    *,
+    embedding_on_host: bool = False,
 ) -> DeviceStage:
     """Read the layers' tensors and allocate their caches."""
 
@@ -99,9 +105,11 @@ def load_stage(
         )
 
     prefix = reader.names.prefix
-    built = tuple(layer(number) for number in layers)
     first, last = layers.start == 0, layers.stop == spec.num_layers
-    embedding = reader.table(f"{prefix}.embed_tokens.weight") if first else None
+    embedding = None
+    if first:  # before the layers: on its way to the host it takes memory that is theirs afterwards
+        embedding = reader.table(f"{prefix}.embed_tokens.weight", on_host=embedding_on_host)
+    built = tuple(layer(number) for number in layers)
     head = None
     if last:
         vocabulary = reader.stack([[reader.vocabulary(spec)]])

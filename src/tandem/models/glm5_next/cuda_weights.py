@@ -206,8 +206,12 @@ class DeviceReader:
     def floats(self, name: str) -> torch.Tensor:
         return self._keep(self._tensor(name).float())
 
-    def table(self, name: str) -> torch.Tensor:
-        return self._keep(self._tensor(name).half())
+    def table(self, name: str, *, on_host: bool) -> torch.Tensor:
+        """fp16, on the card or in pinned host memory, which kernels read by the same address."""
+        table = self._tensor(name).half()
+        if not on_host:
+            return self._keep(table)
+        return torch.empty(table.shape, dtype=table.dtype, pin_memory=True).copy_(table)
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         kept = tensor.contiguous()

@@ -99,7 +99,7 @@ def footprint(
         layer_cache=tuple(layer_cache(glm, i, cache_format) for i in layers),
         residual_bytes_per_token=4 * glm.residual_width,
         workspace_bytes=workspace,
-        workspace_bytes_per_token=workspace_bytes_per_token(glm, chunk_tokens) if on_cuda else 0.0,
+        workspace_bytes_per_token=workspace_bytes_per_token(glm) if on_cuda else 0.0,
         graph_bytes_per_layer=GRAPH_BYTES_PER_LAYER if on_cuda else 0,
         native_context_tokens=glm.context_tokens,
         checkpoint_bytes=recurrent_shape(glm).checkpoint_bytes * glm.layer_is_mla.count(False),
