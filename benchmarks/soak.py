@@ -222,7 +222,12 @@ def main() -> int:
     options = parser.parse_args()
     if urlsplit(options.url).hostname not in {"127.0.0.1", "localhost", "::1"}:
         parser.error("a soak goes to a loopback address only")
-    result = asyncio.run(soak(options.url, options.requests, options.concurrency, options.seed, options.pid))
+    try:
+        result = asyncio.run(
+            soak(options.url, options.requests, options.concurrency, options.seed, options.pid)
+        )
+    except httpx.ConnectError:
+        parser.error(f"nobody answers at {options.url}: start `tandem serve` there, or name another --url")
     line = json.dumps(result, indent=2)
     if options.out:
         options.out.write_text(line + "\n")
