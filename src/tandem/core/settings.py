@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tandem.core.cards import Capability
 from tandem.core.errors import SettingsError
 from tandem.core.pip_config import PackageIndex, read_package_index
 
@@ -127,7 +128,7 @@ def _hub_endpoint(text: str) -> str | None:
     return text
 
 
-def read_cuda_capability(environ: dict[str, str] | None = None) -> tuple[int, int] | None:
+def read_cuda_capability(environ: dict[str, str] | None = None) -> Capability | None:
     """``TANDEM_CUDA_CAPABILITY``: the compute capability whose kernels are wanted, whatever the card has."""
     env = dict(os.environ) if environ is None else environ
     text = env.get("TANDEM_CUDA_CAPABILITY", "").strip()

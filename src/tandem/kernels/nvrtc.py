@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tandem.core.cards import Capability
 from tandem.core.errors import EngineFault, ModelUnsupportedError
 from tandem.core.log import get_logger
 from tandem.core.machine import usable_processors
@@ -63,7 +64,7 @@ def architecture_of(major: int, minor: int) -> str:
     return f"sm_{major}{minor}" + ("a" if major == 9 else "")
 
 
-def capability_of(device: torch.device | int) -> tuple[int, int]:
+def capability_of(device: torch.device | int) -> Capability:
     """The compute capability that the card's kernels are made for: its own, or the older one asked for."""
     import torch
 
@@ -73,7 +74,7 @@ def capability_of(device: torch.device | int) -> tuple[int, int]:
 
 
 @functools.cache
-def _asked_capability() -> tuple[int, int] | None:
+def _asked_capability() -> Capability | None:
     return read_cuda_capability()
 
 

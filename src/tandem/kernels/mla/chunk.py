@@ -10,11 +10,11 @@ import torch
 
 from tandem.kernels.mla.cuda import DeviceCache
 from tandem.kernels.mla.operands import Where
+from tandem.kernels.mla.shapes import HEADS, LATENT, by_warp_groups
 from tandem.kernels.nvrtc import KernelSource, capability_of, kernel_module
 
 SOURCE = KernelSource(Path(__file__).parent / "csrc" / "mla_chunk.cu")
-_HEADS, _LATENT = 64, 512
-_SHARED_BYTES = 1024 + 3 * 64 * _LATENT * 2 + 2 * 64 * 64 * 2
+_SHARED_BYTES = 1024 + 3 * 64 * LATENT * 2 + 2 * 64 * 64 * 2
 """To align; queries, two blocks of tokens and their weights."""
 
 
@@ -27,9 +27,7 @@ class ChunkAttention:
 
     def can(self, heads: int, cache: DeviceCache) -> bool:
         """Whether card and model suit the kernel; ``triton.attend`` serves the others."""
-        hopper = capability_of(self.device)[0] == 9
-        shape = heads % _HEADS == 0 and cache.latents.shape[1] == _LATENT
-        return hopper and shape
+        return by_warp_groups(capability_of(self.device), heads, cache.latents.shape[1])
 
     def attend(
         self, q: torch.Tensor, cache: DeviceCache, where: Where, scale: float, out: torch.Tensor
@@ -41,7 +39,7 @@ class ChunkAttention:
         )
         kernel_module(source, self.device, self.cache_dir).launch(
             "attend_chunk",
-            (heads // _HEADS, rows, 1),
+            (heads // HEADS, rows, 1),
             (384, 1, 1),
             q,
             cache.latents,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tandem.core.cards import Capability
 from tandem.core.plan import KIB, MIB
+from tandem.kernels.mla.shapes import by_warp_groups
 from tandem.kernels.sampling.operands import most_edits
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 
@@ -32,10 +33,9 @@ _LIBRARY_BYTES = 32 * MIB
 def attends_in_place(spec: Glm5NextSpec, capability: Capability | None) -> bool:
     """Whether a chunk's attention reads queries and writes results as they are.
 
-    ``kernels/mla/chunk.py`` does, on Hopper, for these shapes. Elsewhere it goes through fp32 copies.
+    ``kernels/mla/chunk.py`` does, where it can. Elsewhere attention goes through fp32 copies.
     """
-    hopper = capability is not None and capability[0] == 9
-    return hopper and spec.heads % 64 == 0 and spec.kv_lora_rank == 512
+    return by_warp_groups(capability, spec.heads, spec.kv_lora_rank)
 
 
 def workspace_bytes(spec: Glm5NextSpec, chunk_tokens: int, *, in_place: bool) -> int:
