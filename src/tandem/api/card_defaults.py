@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core.cards import CardKind
 from tandem.core.plan import MIB, Card
+from tandem.planner.place import PlanRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,16 @@ class CardDefaults:
     """Slots, and pages, that belong to no sequence: padding rows of captured steps live there."""
     embedding_may_leave: bool
     """See PlanRequest."""
+
+    def decide(self, asked: PlanRequest) -> PlanRequest:
+        """The request with all that the kind of card decides."""
+        return replace(
+            asked,
+            page_tokens=self.page_tokens_of(asked.chunk_tokens),
+            runtime_bytes=self.runtime_bytes,
+            spare=self.spare,
+            embedding_may_leave=self.embedding_may_leave,
+        )
 
     def page_tokens_of(self, chunk_tokens: int) -> int:
         """The largest page no larger than usual of which a chunk is a whole number."""

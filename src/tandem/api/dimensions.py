@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tandem.core.plan import ModelFootprint
 from tandem.models.glm5_next.cuda_sizes import (
     GRAPH_BYTES_PER_LAYER,
@@ -23,8 +21,10 @@ def footprint_of_dimensions(
     Raises SettingsError for a cache format the planner does not know.
     """
     spec = spec_of(geometry)
-    return replace(
-        tandem_footprint(geometry, bits, kv_format=kv_format),
+    return tandem_footprint(
+        geometry,
+        bits,
+        kv_format=kv_format,
         workspace_bytes=workspace_bytes(spec, chunk_tokens, in_place=False),
         workspace_bytes_per_token=workspace_bytes_per_token(spec),
         graph_bytes_per_layer=GRAPH_BYTES_PER_LAYER,

@@ -95,19 +95,15 @@ def _ours(subject: FitSubject, model: ModelGeometry, bits: BitWidths, hardware: 
     context = subject.request_tokens or subject.cache_tokens or model.context_tokens
     cards = tuple(Card("cuda", i, size) for i, size in enumerate(hardware.usable_bytes))
     drafter = subject.drafter if subject.drafter in {"none", "dflash2", "mtp"} else "none"
-    request = PlanRequest(
+    asked = PlanRequest(
         context_tokens=context,
         pool_tokens=subject.cache_tokens,
         max_slots=subject.slots or 1,
-        page_tokens=CUDA.page_tokens,
         chunk_tokens=chunk,
-        runtime_bytes=CUDA.runtime_bytes,
-        spare=CUDA.spare,
-        embedding_may_leave=CUDA.embedding_may_leave,
         drafter_bytes=drafter_bytes(model, bits, drafter, subject.cache_tokens or context),
     )
     footprint = footprint_of_dimensions(model, bits, kv_format=kv_format, chunk_tokens=chunk)
-    return _translated(planner_fit(footprint, cards, request))
+    return _translated(planner_fit(footprint, cards, CUDA.decide(asked)))
 
 
 def _translated(report: PlannerReport) -> FitReport:

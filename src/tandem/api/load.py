@@ -161,17 +161,14 @@ def read_config(folder: Path) -> Mapping[str, object]:
 
 def plan_request(options: LoadOptions, chunk_tokens: int, usual: CardDefaults) -> PlanRequest:
     """The planner's question for these options."""
-    return PlanRequest(
+    asked = PlanRequest(
         context_tokens=options.context_tokens,
         pool_tokens=options.pool_tokens,
         split=options.split,
         max_slots=options.max_running,
-        page_tokens=usual.page_tokens_of(chunk_tokens),
         chunk_tokens=chunk_tokens,
-        runtime_bytes=usual.runtime_bytes,
-        spare=usual.spare,
-        embedding_may_leave=usual.embedding_may_leave,
     )
+    return usual.decide(asked)
 
 
 def free_card_bytes(kind: CardKind, index: int) -> int:

@@ -6,7 +6,7 @@ else the published dimensions of a known model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.api.card_defaults import CUDA, CardDefaults, defaults_for
 from tandem.api.dimensions import footprint_of_dimensions
@@ -76,18 +76,15 @@ def answer_dimensions(
     def ask(kv: str, drafter: str, chunk_tokens: int) -> tuple[ModelFootprint, PlanRequest]:
         footprint = footprint_of_dimensions(geometry, bits, kv_format=kv, chunk_tokens=chunk_tokens)
         context = question.context_tokens or geometry.context_tokens
-        return footprint, PlanRequest(
+        asked = PlanRequest(
             context_tokens=question.context_tokens,
             pool_tokens=question.pool_tokens,
             max_slots=question.slots or 1,
-            page_tokens=CUDA.page_tokens,
             chunk_tokens=chunk_tokens,
             split=question.split,
-            runtime_bytes=CUDA.runtime_bytes,
-            spare=CUDA.spare,
-            embedding_may_leave=CUDA.embedding_may_leave,
             drafter_bytes=drafter_bytes(geometry, bits, drafter, max(context, question.pool_tokens or 0)),
         )
+        return footprint, CUDA.decide(asked)
 
     footprint, request = ask(kv_format, drafter_asked, chunk)
     changes = [("--kv q8", ("q8", drafter_asked, chunk))] if kv_format == "fp16" else []
@@ -112,18 +109,13 @@ def _answer_checkpoint(question: PlanQuestion, environment: Environment) -> Plan
     usual = defaults_for(question.cards)
     chunk = question.chunk_tokens or usual.chunk_tokens
     footprint, kv_format, origin = _sized(question, chunk, usual, environment)
-    context = question.context_tokens
-    request = PlanRequest(
-        context_tokens=context,
+    asked = PlanRequest(
+        context_tokens=question.context_tokens,
         max_slots=question.slots or 1,
-        page_tokens=usual.page_tokens_of(chunk),
         chunk_tokens=chunk,
         split=question.split,
-        runtime_bytes=usual.runtime_bytes,
-        spare=usual.spare,
-        embedding_may_leave=usual.embedding_may_leave,
     )
-    report = fit(footprint, question.cards, replace(request, context_tokens=context))
+    report = fit(footprint, question.cards, usual.decide(asked))
     return PlanAnswer(report, kv_format, f"tensor headers of {origin}", question.model)
 
 

@@ -7,19 +7,27 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.api.card_defaults import CUDA
 from tandem.core.cards import Capability
 from tandem.core.errors import BudgetError
-from tandem.core.plan import format_bytes
+from tandem.core.plan import Card, StagePlan, format_bytes
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
+from tandem.models.glm5_next.rehearsal_spec import RELEASED
 from tandem.models.glm5_next.spec import footprint
 from tandem.planner.geometry import BitWidths
+from tandem.planner.place import PlanRequest, stage_terms
 
 PAGE_TOKENS = 256
 SLOTS = 8
 LONGEST_CHUNK = 8192
 Told = Callable[[str, float], None]
 """Hears of every figure as it is found: its name, whose end is its unit (ms or tps), and its value."""
+
+
+def model_name(spec: Glm5NextSpec) -> str:
+    """As records name it."""
+    return "glm-5.3-flash" if spec.num_layers == RELEASED.num_layers else "glm small"
 
 
 def nobody(name: str, value: float) -> None:
@@ -75,12 +83,16 @@ def plan_rehearsal(
         capability=capability,
     )
     pages = -(-context_tokens // PAGE_TOKENS)
-    # One page and one slot more are padding's.
-    caches = sum(
-        cache.bytes_per_token * (pages + 1) * PAGE_TOKENS + cache.bytes_per_sequence * (SLOTS + 1)
-        for cache in planned.layer_cache
+    card = Card("cuda", 0, 0)  # whatever it has: check() compares
+    whole = StagePlan(card, 0, planned.num_layers, has_embedding=True, has_head=True)
+    request = PlanRequest(
+        max_slots=SLOTS, page_tokens=PAGE_TOKENS, chunk_tokens=LONGEST_CHUNK, spare=CUDA.spare
     )
-    weights = sum(planned.layer_weight_bytes) + planned.embedding_bytes + planned.head_bytes
-    scores = round(planned.workspace_bytes_per_token * pages * PAGE_TOKENS)
-    working = planned.workspace_bytes + scores + planned.graph_bytes_per_layer * planned.num_layers
-    return RehearsalPlan(weights, round(caches), pages, cache_format, working)
+    terms = stage_terms(planned, whole, request, pages, pages * PAGE_TOKENS)
+
+    def together(*names: str) -> int:
+        return sum(term.bytes for term in terms if term.name in names)
+
+    weights = together("weights", "embedding", "head")
+    caches = together("kv_pages", "states")
+    return RehearsalPlan(weights, caches, pages, cache_format, together("workspace", "graphs", "layout"))

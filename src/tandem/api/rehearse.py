@@ -15,7 +15,15 @@ from pathlib import Path
 
 import torch
 
-from tandem.api.rehearsal_plan import LONGEST_CHUNK, PAGE_TOKENS, SLOTS, RehearsalPlan, Told, nobody
+from tandem.api.rehearsal_plan import (
+    LONGEST_CHUNK,
+    PAGE_TOKENS,
+    SLOTS,
+    RehearsalPlan,
+    Told,
+    model_name,
+    nobody,
+)
 from tandem.kernels.kda.cuda import DeviceSlots
 from tandem.kernels.nvrtc import compile_together, noting_launches
 from tandem.models.glm5_next.cuda_prefill import ChunkInput, PrefillProgram
@@ -206,7 +214,7 @@ def rehearse(
         steps[name] = rehearsal.prefill(8192, chunk)
         told(name, steps[name])
     return {
-        "model": "glm-5.3-flash" if spec.num_layers == 45 else "glm small",
+        "model": model_name(spec),
         "card": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "weights": "random, EXL3 mul1",

@@ -18,7 +18,7 @@ import torch
 from tandem.api.card_defaults import defaults_for
 from tandem.api.cuda_cards import common_capability
 from tandem.api.load import footprint_of
-from tandem.api.rehearsal_plan import Told, nobody
+from tandem.api.rehearsal_plan import SLOTS, Told, model_name, nobody
 from tandem.core.batch import Batch, Run, RunKind, SequenceSpec, StepResult
 from tandem.core.cards import CardRequest, format_cards
 from tandem.core.errors import EngineFault, SettingsError
@@ -31,11 +31,9 @@ from tandem.engine.transfer import Entrance
 from tandem.models.glm5_next.dimensions import Glm5NextSpec
 from tandem.models.glm5_next.model import build_stage
 from tandem.models.glm5_next.random_checkpoint import RandomCheckpoint
-from tandem.models.glm5_next.rehearsal_spec import RELEASED
 from tandem.planner.geometry import BitWidths
 from tandem.planner.place import PlanRequest, place
 
-SLOTS = 8
 _WARM_UP, _TRANSFERS = 1, 20
 _RESULT_S = 600.0
 """The first step of a kind compiles kernels."""
@@ -162,16 +160,13 @@ def rehearse_engine(
     kept = cache_format or spec.default_cache_format
     headers = RandomCheckpoint(spec, bits, torch.device("cpu"))
     footprint = footprint_of(spec, headers, sizes.chunk, kept, usual.kind, common_capability(cards))
-    request = PlanRequest(
+    asked = PlanRequest(
         context_tokens=sizes.context,
         pool_tokens=pool_tokens or least,
         max_slots=SLOTS,
-        page_tokens=usual.page_tokens_of(sizes.chunk),
         chunk_tokens=sizes.chunk,
-        runtime_bytes=usual.runtime_bytes,
-        spare=usual.spare,
     )
-    plan = place(footprint, cards, request)
+    plan = place(footprint, cards, usual.decide(asked))
     engine = build_engine(
         [
             build_stage(
@@ -204,7 +199,7 @@ def rehearse_engine(
     finally:
         engine.shutdown()
     return {
-        "model": "glm-5.3-flash" if spec.num_layers == RELEASED.num_layers else "glm small",
+        "model": model_name(spec),
         "card": ", ".join(dict.fromkeys(_name(card) for card in cards)),
         "torch": torch.__version__,
         "weights": "random, EXL3 mul1",

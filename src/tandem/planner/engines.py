@@ -73,8 +73,16 @@ def tandem_layer_cache(geometry: Geometry, layer: int, kv_format: str) -> CacheS
     return CacheSpec(0.0, state + convolution + pending)
 
 
-def tandem_footprint(geometry: Geometry, bits: BitWidths, *, kv_format: str) -> ModelFootprint:
-    """Our engine's weights and caches from dimensions alone; its workspace is the model's to say."""
+def tandem_footprint(
+    geometry: Geometry,
+    bits: BitWidths,
+    *,
+    kv_format: str,
+    workspace_bytes: int,
+    workspace_bytes_per_token: float,
+    graph_bytes_per_layer: int,
+) -> ModelFootprint:
+    """Our engine's footprint from dimensions alone (no file needed); its workspace is the model's to say."""
     layers = range(geometry.num_layers)
     return ModelFootprint(
         architecture="glm5_next",
@@ -84,7 +92,9 @@ def tandem_footprint(geometry: Geometry, bits: BitWidths, *, kv_format: str) -> 
         tied_head=False,
         layer_cache=tuple(tandem_layer_cache(geometry, i, kv_format) for i in layers),
         residual_bytes_per_token=SINGLE * geometry.residual_streams * geometry.hidden_size,
-        workspace_bytes=0,
+        workspace_bytes=workspace_bytes,
+        workspace_bytes_per_token=workspace_bytes_per_token,
+        graph_bytes_per_layer=graph_bytes_per_layer,
         native_context_tokens=geometry.context_tokens,
         forbidden_cuts=shared_selection_cuts(geometry),
     )

@@ -18,7 +18,7 @@ from tandem.core.plan import (
     Verdict,
     format_bytes,
 )
-from tandem.planner.place import DOUBT, PlanRequest, best_effort_plan, max_context_tokens
+from tandem.planner.place import PlanRequest, best_effort_plan, doubt_bytes, high_bytes, max_context_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class FitReport:
 def card_fit(plan: Plan, index: int, budget_bytes: int) -> CardFit:
     """The three figures of one stage's card."""
     stage = plan.stages[index]
-    terms = tuple(term for term in plan.terms if term.card == stage.card.name)
-    expected = sum(term.bytes for term in terms)
-    doubt = sum(term.bytes * DOUBT[term.quality] for term in terms)
+    name = stage.card.name
+    terms = tuple(term for term in plan.terms if term.card == name)
+    expected = plan.card_bytes(name)
     return CardFit(
-        card=stage.card.name,
+        card=name,
         budget_bytes=budget_bytes,
-        low_bytes=round(expected - doubt),
+        low_bytes=round(expected - doubt_bytes(plan, name)),
         expected_bytes=expected,
-        high_bytes=round(expected + doubt),
+        high_bytes=high_bytes(plan, name),
         layers=(stage.first_layer, stage.end_layer),
         terms=terms,
     )

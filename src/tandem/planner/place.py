@@ -21,7 +21,7 @@ from tandem.core.plan import Card, MemoryTerm, ModelFootprint, Plan, StagePlan, 
 _ENTRANCE_BUFFERS = {"cpu": 2, "cuda": 1}
 """Chunks of residual streams, or steps where longer, on a stage's card; pinned host buffers are not its."""
 
-DOUBT = {"exact": 0.0, "measured": 0.05, "estimated": 0.4}
+_DOUBT = {"exact": 0.0, "measured": 0.05, "estimated": 0.4}
 """Share by which a term may be off. Estimates of workspaces were within 40 % of the peer's own figures."""
 
 
@@ -100,10 +100,14 @@ def best_effort_plan(
     return plan
 
 
+def doubt_bytes(plan: Plan, card: str) -> float:
+    """By how much what is planned on a card may be off, if every term is."""
+    return sum(term.bytes * _DOUBT[term.quality] for term in plan.terms if term.card == card)
+
+
 def high_bytes(plan: Plan, card: str) -> int:
     """What is planned on a card, if every term is as much more as it may be."""
-    terms = [term for term in plan.terms if term.card == card]
-    return round(sum(term.bytes * (1 + DOUBT[term.quality]) for term in terms))
+    return round(plan.card_bytes(card) + doubt_bytes(plan, card))
 
 
 def _placed(
