@@ -61,6 +61,10 @@ def failing_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], N
             ["bench", "--out", "/nowhere/at/all.json"],
             "/nowhere/at/all.json cannot be written; found: no folder /nowhere/at; try: make it first",
         ),
+        (
+            ["rehearse", "--recipe", "glm53-flash-9x9", "--scale", "small"],
+            "No recipe 'glm53-flash-9x9'; try:",
+        ),
         (["rehearse", "--recipe", "other"], "Only GLM-5.3-Flash can be rehearsed; found: other"),
         (["serve", "--host", "0.0.0.0"], "Refusing to listen on 0.0.0.0"),
         (["serve", "--port", "70000"], "The port must be between 0 and 65535"),

@@ -13,6 +13,7 @@ import typer
 
 from tandem.cli.console import make_folder, notices, print_json, write_json
 from tandem.cli.facts import source_commit
+from tandem.cli.recipes_read import open_catalogue
 from tandem.core.cards import CardRequest, parse_cards, resolve_cards
 from tandem.core.errors import SettingsError
 
@@ -68,6 +69,7 @@ def rehearse(
         raise SettingsError("--kv cannot be read", found=kv, remedy=" or ".join(_CACHE_FORMATS))
     if not recipe.startswith("glm53-flash"):
         raise SettingsError("Only GLM-5.3-Flash can be rehearsed", found=recipe, remedy="glm53-flash-…")
+    open_catalogue().entry(recipe)  # the record names it: it must be there
     if out is not None:
         make_folder(out)
     small = scale == "small"
